@@ -50,7 +50,7 @@ for sanitizer in "${sanitizers[@]}"; do
     done
     (cd "$out" && "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -c \
         "$root"/tests/c/{world,failing_allocations,counted_waits}.c \
-        "$root"/src/_managedmem/{driver,memory,trace}/*.c)
+        "$root"/src/_managedmem/{driver,memory,trace,working}/*.c)
     for name in "${tests[@]}"; do
         "$compiler" "-fsanitize=$sanitizer" "${flags[@]}" -o "$out/$name" "$root/tests/c/$name.c" \
             "$out"/*.o -Wl,--wrap={malloc,calloc,realloc,free,pthread_cond_wait} -lpthread -ldl

@@ -43,6 +43,7 @@ world_open(const char *path)
     find(library, "emu_live_streams", &world.live_streams);
     find(library, "emu_live_pools", &world.live_pools);
     find(library, "emu_schedule", &world.schedule);
+    find(library, "emu_launch", &world.launch);
     find(library, "emu_context_depth", &world.context_depth);
     find(library, "cuStreamBeginCapture_v2", &world.begin_capture);
     find(library, "cuStreamEndCapture", &world.end_capture);

@@ -26,6 +26,7 @@ typedef struct {
     size_t (*live_pools)(void);
     size_t (*context_depth)(void);
     void (*schedule)(int lazy);
+    int (*launch)(CUstream stream, void (*run)(void *argument), void *argument);
     CUresult (*begin_capture)(CUstream stream, CUstreamCaptureMode mode);
     CUresult (*end_capture)(CUstream stream, CUgraph *graph);
     CUresult (*destroy_graph)(CUgraph graph);

@@ -17,6 +17,7 @@ ROOMS = {
     "driver": SRC / "_managedmem" / "driver",
     "memory": SRC / "_managedmem" / "memory",
     "trace": SRC / "_managedmem" / "trace",
+    "working": SRC / "_managedmem" / "working",
     "python": SRC / "_managedmem" / "python",
     "emulator": SRC / "emulator",
 }
@@ -25,7 +26,8 @@ MAY_INCLUDE = {
     "driver": {"driver"},
     "memory": {"memory", "driver"},
     "trace": {"trace", "memory", "driver"},
-    "python": {"python", "trace", "memory", "driver"},
+    "working": {"working", "memory", "driver"},
+    "python": {"python", "trace", "working", "memory", "driver"},
     "emulator": {"emulator"},
 }
 VENDOR_HEADERS = {"cuda.h", "cudaTypedefs.h"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import managedmem
 from error_operations import ERRORS
+from frames_operations import FRAMES
 from lifetime_operations import LIVES
 from operations import NO_DRIVER, OPERATIONS
 from protocol_operations import PROTOCOLS
@@ -20,7 +21,7 @@ from world import in_pools
 def everything():
     """Every operation of all tables, by name."""
     reads = {f"read {name}": in_pools(act, name) for name, act in NO_DRIVER.items()}
-    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS, WORKING, THREADED]
+    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS, WORKING, THREADED, FRAMES]
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names)), "two operations have one name"
     return {name: operation for table in tables for name, operation in table.items()}

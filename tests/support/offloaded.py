@@ -6,7 +6,7 @@ from tensors import mt, torch
 
 nn = torch.nn
 WIDTH = 64
-LAYER = 5 * 4096  # the pages of one Linear of this width: weights and bias
+LAYER = 64 * 64 * 4 + 512  # one Linear of this width: weights and bias, each at 512 bytes
 
 
 def layers(count=8, on="cpu", width=WIDTH):

@@ -386,3 +386,22 @@ mm_errors_init(PyObject *module, mm_state *state)
                ? -1
                : 0;
 }
+
+/* The text of a failure, as its exception would have it; None without one. */
+PyObject *
+mm_status_text(mm_state *state, const mm_status *st)
+{
+    PyObject *type, *value, *traceback, *text;
+
+    if (st->kind == MM_OK) {
+        Py_RETURN_NONE;
+    }
+    (void)mm_raise(state, st);
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    text = PyObject_Str(value);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return text;
+}

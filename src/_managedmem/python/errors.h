@@ -8,6 +8,9 @@
 /* Sets the exception that a status stands for; none may be set before. Always returns NULL. */
 PyObject *mm_raise(mm_state *state, const mm_status *st);
 
+/* The text of the exception that a status stands for; None for MM_OK. NULL with an exception on failure. */
+PyObject *mm_status_text(mm_state *state, const mm_status *st);
+
 /* None if rc is 0, else NULL with the exception of the status. */
 static inline PyObject *
 mm_none_or_raise(mm_state *state, int rc, const mm_status *st)

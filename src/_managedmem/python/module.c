@@ -29,6 +29,7 @@ module_exec(PyObject *module)
         mm_working_set_type_init,
         mm_working_group_type_init,
         mm_working_use_type_init,
+        mm_frames_init,
         /* Last, because what it registers at the interpreter's exit stays if a later part
          * fails. */
         mm_interpreter_init,

@@ -29,6 +29,8 @@
     X(PyTypeObject, working_group_type)    \
     X(PyTypeObject, working_use_type)      \
     X(PyTypeObject, working_stats_type)    \
+    X(PyTypeObject, slab_type)             \
+    X(PyTypeObject, frames_type)           \
     X(PyObject, dtypes)                    \
     X(PyObject, cuda_error)                \
     X(PyObject, out_of_memory_error)       \
@@ -122,6 +124,7 @@ int mm_result_init(PyObject *module, mm_state *state);
 int mm_working_set_type_init(PyObject *module, mm_state *state);
 int mm_working_group_type_init(PyObject *module, mm_state *state);
 int mm_working_use_type_init(PyObject *module, mm_state *state);
+int mm_frames_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

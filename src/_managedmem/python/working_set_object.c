@@ -463,25 +463,6 @@ static PyStructSequence_Desc stats_desc = {"managedmem.WorkingSetStats",
                                            "Counters of a WorkingSet, from its beginning.",
                                            stats_fields, STATS_FIELDS - 1};
 
-/* The text of a failure, as its exception would have it; None without one. */
-static PyObject *
-error_text(mm_state *state, const mm_status *st)
-{
-    PyObject *type, *value, *traceback, *text;
-
-    if (st->kind == MM_OK) {
-        Py_RETURN_NONE;
-    }
-    (void)mm_raise(state, st);
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    text = PyObject_Str(value);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
-    return text;
-}
-
 static PyObject *
 working_set_stats(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -505,7 +486,7 @@ working_set_stats(PyObject *op, PyObject *Py_UNUSED(none))
             made = fields[i] != NULL;
         }
         if (made) {
-            fields[STATS_FIELDS - 1] = error_text(state, &report.error);
+            fields[STATS_FIELDS - 1] = mm_status_text(state, &report.error);
         }
     }
     return mm_record_new(state->working_stats_type, fields, STATS_FIELDS);

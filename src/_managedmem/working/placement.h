@@ -1,0 +1,54 @@
+/* placement.h: the places of parts in one piece of device memory: which ones are there, and which have to
+ * go for another one.
+ *
+ * A part takes bytes that lie together. The parts that go for it are neighbours: of all runs of
+ * neighbours with enough room, those whose next use is farthest away. Nothing here calls the driver or
+ * locks. */
+#ifndef MM_PLACEMENT_H
+#define MM_PLACEMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../driver/status.h"
+
+#define MM_UNEXPECTED UINT32_MAX /* the distance of a part whose next use is not foreseen */
+
+/* Starts of parts are multiples of this, as those of torch's own memory are. */
+enum { MM_PART_ALIGNMENT = 512 };
+
+typedef struct {
+    size_t bytes, offset; /* offset: while it is present */
+    bool present;
+    bool fixed; /* it must stay where it is */
+    uint32_t distance; /* uses expected before its next one */
+    uint64_t used; /* the turn of its last use, to compare parts that are not expected */
+} mm_place;
+
+typedef struct {
+    size_t room;
+    uint32_t *present; /* the parts that are there, by their offsets */
+    size_t count, capacity;
+} mm_placement;
+
+void mm_placement_free(mm_placement *p);
+
+/* Lets `count` parts be present at once. */
+MM_NODISCARD int mm_placement_reserve(mm_placement *p, size_t count, mm_status *st);
+
+/* Finds the offset for a part, for which only parts with a distance of at least `least` go. False if there
+ * is none. */
+bool mm_placement_find(const mm_placement *p, const mm_place *places, size_t bytes, uint32_t least,
+                       size_t *offset);
+
+/* Takes the first part that lies in the bytes from `offset` on out; MM_UNEXPECTED if there is none. */
+uint32_t mm_placement_take(mm_placement *p, mm_place *places, size_t offset, size_t bytes);
+
+/* Puts a part there, where nothing else is. */
+void mm_placement_put(mm_placement *p, mm_place *places, uint32_t part, size_t offset);
+
+/* Takes a part out that is present. */
+void mm_placement_remove(mm_placement *p, mm_place *places, uint32_t part);
+
+#endif

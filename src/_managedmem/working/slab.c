@@ -1,0 +1,198 @@
+/* slab.c: allocating plain memory of devices and of the host, and freeing it. */
+#include "slab.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "../memory/allocation.h"
+#include "../memory/range.h"
+#include "../memory/stream.h"
+
+static mm_slab *
+new_slab(int device, size_t size, mm_status *st)
+{
+    mm_slab *slab = calloc(1, sizeof *slab);
+
+    if (slab == NULL) {
+        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+        return NULL;
+    }
+    slab->device = device;
+    slab->size = size;
+    return slab;
+}
+
+static int
+allocate_on_device(mm_driver *cu, mm_slab *slab, mm_status *st)
+{
+    CUresult code;
+
+    MM_CALL_IN(code, mm_scope_enter_relaxed, slab->device, cu, MemAlloc, st, &slab->start,
+               slab->size);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemAlloc", (int)code);
+        mm_status_add(st, "%zu bytes of Device(%d) were requested", slab->size, slab->device);
+        return -1;
+    }
+    return 0;
+}
+
+mm_slab *
+mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st)
+{
+    mm_slab *slab = new_slab(device, size, st);
+
+    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+    if (slab != NULL && allocate_on_device(cu, slab, st) < 0) {
+        free(slab);
+        return NULL;
+    }
+    return slab;
+}
+
+mm_slab *
+mm_slab_on_host(int device, size_t size, mm_status *st)
+{
+    mm_slab *slab = new_slab(device, mm_whole_pages(size), st);
+    void *start;
+
+    if (slab == NULL) {
+        return NULL;
+    }
+    start = mmap(NULL, slab->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED) {
+        (void)mm_fail(st, MM_NO_MEMORY, "the system gave no %zu bytes of memory: %s", slab->size,
+                      strerror(errno));
+        free(slab);
+        return NULL;
+    }
+    /* Hints: a system without huge pages has small ones. */
+    (void)madvise(start, slab->size, MADV_HUGEPAGE);
+    (void)madvise(start, slab->size, MADV_DONTFORK);
+    slab->start = (CUdeviceptr)(uintptr_t)start;
+    slab->on_host = true;
+    return slab;
+}
+
+/* A call that fails may have locked the memory all the same. */
+static CUresult
+lock_or_undo(mm_driver *cu, mm_slab *slab)
+{
+    const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    void *start = (void *)(uintptr_t)slab->start;
+    CUresult code = cu->MemHostRegister(start, slab->size, flags);
+
+    if (code != CUDA_SUCCESS) {
+        (void)cu->MemHostUnregister(start);
+    }
+    return code;
+}
+
+int
+mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
+{
+    mm_scope scope;
+    CUresult code;
+
+    if (mm_scope_enter_relaxed(&scope, cu, slab->device, st) < 0) {
+        return -1;
+    }
+    code = lock_or_undo(cu, slab);
+    mm_scope_leave(&scope);
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemHostRegister", (int)code);
+        mm_status_add(
+            st,
+            "%zu bytes were to be page-locked: a container's limit, or that of ulimit -l, "
+            "may be lower",
+            slab->size);
+        return -1;
+    }
+    slab->locked = true;
+    return 0;
+}
+
+/* --- freeing ------------------------------------------------------------------------------ */
+
+/* Unlocks memory of the host behind a wait for kernels that read it over the bus, as cuMemHostUnregister
+ * does not wait. What stays locked stays mapped too. In a relaxed scope. */
+static CUresult
+unlock_memory(mm_driver *cu, mm_slab *slab)
+{
+    CUresult code = cu->CtxSynchronize();
+
+    if (code == CUDA_ERROR_NOT_PERMITTED) {
+        return code;
+    }
+    code = cu->MemHostUnregister((void *)(uintptr_t)slab->start);
+    slab->on_host = code == CUDA_ERROR_NOT_PERMITTED || mm_is_freed(code)
+                    || code == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    return code;
+}
+
+/* False if the memory can be freed later: only inside of a host function, because other failures may come
+ * after the effect, and somebody else have the address by then. In a relaxed scope. */
+static bool
+give_up(mm_driver *cu, mm_slab *slab)
+{
+    if (slab->on_host && !slab->locked) {
+        return true;
+    }
+    return (slab->on_host ? unlock_memory(cu, slab) : cu->MemFree(slab->start))
+           != CUDA_ERROR_NOT_PERMITTED;
+}
+
+static bool
+free_now(mm_driver *cu, mm_slab *slab)
+{
+    bool capturing = false, done;
+    mm_status ignored;
+    mm_scope scope;
+
+    if (mm_streams_are_capturing(cu, &capturing, &ignored) < 0 || capturing
+        || mm_scope_enter_relaxed(&scope, cu, slab->device, &ignored) < 0) {
+        return false;
+    }
+    done = give_up(cu, slab);
+    mm_scope_leave(&scope);
+    return done;
+}
+
+static void
+free_struct(mm_slab *slab)
+{
+    if (slab->on_host) {
+        (void)munmap((void *)(uintptr_t)slab->start, slab->size);
+    }
+    free(slab);
+}
+
+static bool
+attempt_slab(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+{
+    mm_slab *slab = (mm_slab *)entry;
+
+    (void)conditions;
+    if (!free_now(cu, slab)) {
+        return false;
+    }
+    free_struct(slab);
+    return true;
+}
+
+void
+mm_slab_free(mm_slab *slab)
+{
+    mm_driver *cu = mm_driver_usable();
+
+    if (slab == NULL || mm_driver_forked()) {
+        return; /* it is the parent's */
+    }
+    if (cu == NULL || free_now(cu, slab)) {
+        free_struct(slab);
+        return;
+    }
+    mm_late_frees_append(&slab->late, attempt_slab);
+}

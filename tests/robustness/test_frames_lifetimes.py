@@ -1,0 +1,118 @@
+"""Frames that end with their object, their interpreter or their process, and forked children.
+
+Each case is a program of its own, because most of them end one with frames in use.
+"""
+
+import pytest
+
+from programs import run_python
+
+pytestmark = pytest.mark.emulator_only
+
+PRELUDE = """
+import atexit, gc, os, sys, threading, warnings
+from managedmem import Stream, emulator
+from managedmem._managedmem import _Frames, _Slab
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+SIZE = 1 << 16
+home = _Slab(0, 4 * SIZE, True)
+home.lock()
+frames = _Frames(0, 2 * SIZE, False)
+for part in range(4):
+    frames.add(home.handle + part * SIZE, SIZE, True)
+stream = Stream()
+
+def use(part):
+    if frames.acquire(part, True, stream.handle):
+        frames.release(part, True, stream.handle)
+
+frames.begin_round(stream.handle)
+for part in (0, 1, 2, 3) * 3:
+    use(part)
+"""
+
+
+def run(code):
+    done = run_python(PRELUDE + code)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "frames.acquire(0, True, stream.handle)",
+        "sys.exit(0)",
+        "atexit.register(frames.close)",
+        "keep = [frames, home]; keep.append(keep); del frames, home",
+        "sys.frames = frames, home",
+        "frames.acquire(0, True, stream.handle); frames.close()",
+        "threading.Thread(target=lambda: [use(0) for _ in range(10**6)], daemon=True).start()",
+    ],
+)
+def test_the_interpreter_ends(end):
+    run(end)
+
+
+def test_all_goes_with_the_objects():
+    run("""
+stream.sync()
+frames.acquire(0, True, stream.handle)
+before = emulator.live().allocations
+del frames, home
+gc.collect()
+stream.close()
+live = emulator.live()
+assert (before, live.allocations, live.streams, live.events) == (1, 0, 0, 0), (before, live)
+""")
+
+
+def test_calls_after_the_end():
+    run("""
+frames.close()
+frames.close()
+assert frames.acquire(0, True, stream.handle) == 0
+frames.changed(0, stream.handle)
+frames.end_round()
+frames.end_round()
+frames.begin_round(stream.handle)
+frames.end_round()
+numbers = frames.stats()
+assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
+""")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "frames.acquire(0, True, 0)",
+        "frames.release(0, True, 0)",
+        "frames.changed(0, 0)",
+        "frames.begin_round(0)",
+        "frames.end_round()",
+        "frames.settle(0)",
+        "frames.stats()",
+        "frames.add(home.handle, SIZE, True)",
+        "home.lock()",
+        "_Slab(0, SIZE, True)",
+        "_Frames(0, SIZE, True)",
+    ],
+)
+def test_a_forked_child_is_refused(call):
+    run(f"""
+child = os.fork()
+if child == 0:
+    try:
+        {call}
+    except RuntimeError as error:
+        frames.close()
+        del frames, home
+        gc.collect()
+        os._exit("fork" not in str(error))
+    os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+use(0)
+frames.settle(stream.handle)
+stream.sync()
+""")

@@ -1,0 +1,81 @@
+"""Operations of slabs and frames, over which managedmem.torch streams."""
+
+import gc
+
+from constants import PAGE
+from managedmem._managedmem import _Frames, _Slab
+from world import Operation
+
+PARTS = 3
+# After their failures a part is used at home, or its frame is not freed at the first try.
+AT_HOME = frozenset(
+    {
+        "cuCtxSynchronize",
+        "cuEventCreate",
+        "cuEventDestroy",
+        "cuEventRecord",
+        "cuMemHostUnregister",
+        "cuMemcpyAsync",
+        "cuStreamDestroy",
+        "cuStreamGetId",
+        "cuStreamWaitEvent",
+    }
+)
+
+
+def parts_of(room, host_waits=False):
+    """Frames for parts of one page each, and their home, which must be kept."""
+    home = _Slab(0, PARTS * PAGE, True)
+    home.lock()
+    frames = _Frames(0, room, host_waits)
+    for number in range(PARTS):
+        assert frames.add(home.handle + number * PAGE, PAGE, number == 0) == number
+    return frames, home
+
+
+def use_parts(w, host_waits=False):
+    frames, _home = parts_of(2 * PAGE, host_waits)
+    stream = w.stream.handle
+    frames.begin_round(stream)
+    for part in range(PARTS):
+        if frames.acquire(part, part == 0, stream):
+            frames.release(part, part == 0, stream)
+    frames.end_round()
+    frames.settle(stream)
+    frames.changed(1, stream)
+    w.stream.sync()
+    frames.close()
+    assert frames.acquire(0, False, stream) == 0
+    return frames.stats()["room"]
+
+
+def drop_in_use(w):
+    frames, home = parts_of(PAGE)
+    frames.acquire(0, True, w.stream.handle)
+    del frames, home
+    gc.collect()
+
+
+def read_a_slab(w):
+    slab = _Slab(0, PAGE + 1, True)
+    assert slab.nbytes == 2 * PAGE and slab.handle % PAGE == 0
+    return _Slab(0, PAGE + 1, False).nbytes
+
+
+FRAMES = {
+    "use parts in frames": Operation(
+        use_parts,
+        "_Slab _Slab.lock _Frames _Frames.add _Frames.acquire _Frames.release _Frames.changed "
+        "_Frames.begin_round _Frames.end_round _Frames.settle _Frames.stats _Frames.close",
+        silent=AT_HOME,
+    ),
+    "use parts on the host": Operation(
+        lambda w: use_parts(w, True), silent=AT_HOME | {"cuEventSynchronize"}
+    ),
+    "frames dropped in use": Operation(drop_in_use, silent=AT_HOME),
+    "read a slab": Operation(read_a_slab, "_Slab.handle _Slab.nbytes"),
+    "a part that is none": Operation(
+        lambda w: parts_of(PAGE)[0].acquire(PARTS, False, 0), raises=ValueError, silent=AT_HOME
+    ),
+    "frames of no bytes": Operation(lambda w: _Frames(0, -1, False), raises=ValueError, faults=0),
+}
