@@ -21,7 +21,16 @@ DEVICES = {
     "cuda.core": lambda n: foreign("cuda.core._device", "Device", device_id=n),
     "CUdevice": lambda n: bindings_object("CUdevice", n),
 }
-STRANGERS = ["cpu", None, True, -1, 1000, (), Host(numa_id=0), pytest.param(object(), id="an object")]
+STRANGERS = [
+    "cpu",
+    None,
+    True,
+    -1,
+    1000,
+    (),
+    Host(numa_id=0),
+    pytest.param(object(), id="an object"),
+]
 
 
 def peers_of(pool):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from managedmem import ManagedBuffer
-from offloaded import batch, layers, managed_tensors, same
+from offloaded import LAYER, batch, layers, managed_tensors, same
 from tensors import mt, torch
 
 DEVICE = "cuda:0"
@@ -66,7 +66,7 @@ def offloaded(model, on, **options):
 def test_in_a_forward_pass(on, caller, nth):
     model = layers(4, on=on)
     reference = copy.deepcopy(model)
-    handle = offloaded(model, on, budget=50 << 10)
+    handle = offloaded(model, on, budget=2 * LAYER)
     inputs = batch(handle)
     with torch.no_grad(), collected_in("_uses", "return", handle, caller, nth):
         assert same(model(inputs), reference(inputs))

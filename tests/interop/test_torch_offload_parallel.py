@@ -184,11 +184,12 @@ class TestDataParallel:
         """DataParallel makes them this way on several devices."""
         model = layers(on=on)
         with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:
-            replica = model[0]._replicate_for_data_parallel()
+            streamed = next(layer for layer in model if layer._forward_pre_hooks)
+            replica = streamed._replicate_for_data_parallel()
             with pytest.raises(RuntimeError, match="use DistributedDataParallel with one process"):
                 replica(batch(handle))
             model(batch(handle))
-            assert handle.stats()["acquired"] == 8
+            assert handle.stats()["acquired"] == len(model) // 2 > handle.stats()["groups"] > 0
 
 
 class TestCompile:

@@ -320,16 +320,17 @@ class TestSteps:
         pair = Pair(on, OPTIMIZERS[name], layers(count, on=on))
         home = []
         with pair.offload(4 * LAYER) as handle:
-            assert handle.stats()["groups"] == count
+            streamed = handle.stats()["streamed"]
+            assert streamed >= (count - 4) * LAYER
             for _ in range(steps + 2):
                 home.append(handle.stats()["bytes_home"])
                 pair.step()
             pair.check()
         moved = handle.stats()["bytes_home"] - home[2]  # two steps teach the order
-        if name == "LBFGS":  # which writes without a use that says so
-            assert moved > steps * count * LAYER
-        else:
-            assert (steps - 1) * count * LAYER <= moved <= (steps + 1) * count * LAYER
+        if name == "LBFGS":  # which writes them at home, without a use
+            assert moved == 0
+        else:  # a part has no padding at its end
+            assert 0.98 * (steps - 1) * streamed <= moved <= (steps + 1) * streamed
         pair.check()
 
     def test_a_forward_call_that_writes_its_parameters(self, on):
@@ -405,7 +406,8 @@ class TestGradients:
 
                 pair.each(backward)
             pair.check()
-            assert len(managed_tensors(pair.model)) == 4 * COUNT
+            gradients = [f"{name}.grad" for name, _ in pair.model.named_parameters()]
+            assert managed_tensors(pair.model) == gradients
             pair.each(lambda model, optimizer: optimizer.step())
             pair.each(lambda model, optimizer: optimizer.zero_grad(set_to_none=False))
             pair.step()

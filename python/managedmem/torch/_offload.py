@@ -6,55 +6,56 @@ its place.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-import managedmem
-from managedmem import CUDAError, Device, ManagedBuffer
+from managedmem import CUDAError, Device
+from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._moving import _blocks, _swap
 from managedmem.torch._offload_arguments import (
+    asked_places,
     check_model,
     check_parameters,
     check_read_only,
-    checked_budget,
     checked_optimizer,
     chosen_blocks,
     homes_of,
+    read_budget,
     tensors_of,
-    warn_if_not_free,
 )
 from managedmem.torch._offload_children import Claim, check_claims
+from managedmem.torch._offload_choice import TOO_LARGE, Place
 from managedmem.torch._offload_compiled import check_graphs, drop_compiled
 from managedmem.torch._offload_coverage import Coverage, Watch
-from managedmem.torch._offload_hooks import Announcer, Places, Versions, begin_use, end_use
+from managedmem.torch._offload_explain import Explanation, PartPlace
+from managedmem.torch._offload_frames import FramedPart, can_move_storages
+from managedmem.torch._offload_hooks import Announcer, Places, Versions
 from managedmem.torch._offload_optimizer import (
     GradientHome,
     SplitStep,
     StepPart,
-    can_split,
 )
-from managedmem.torch._offload_places import Moved, Target, move_back, move_in
-from managedmem.torch._offload_plan import (
-    PACKED,
-    Part,
-    Plan,
-    are_parameters,
-    make_plan,
+from managedmem.torch._offload_places import (
+    Moved,
+    Target,
+    move_back,
+    move_home,
+    move_to_device,
     size_of,
 )
+from managedmem.torch._offload_plan import Part, Plan, make_plan
+from managedmem.torch._offload_room import bytes_of_budget, check_room
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._tensors import Found
-
-if TYPE_CHECKING:
-    from managedmem import WorkingGroup, WorkingSet
 
 _Device: TypeAlias = "Device | torch.device | str | int"
 _KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
@@ -64,9 +65,10 @@ def offload(
     model: nn.Module,
     device: _Device | Mapping[str, _Device],
     *,
-    budget: int,
+    budget: int | str,
     optimizer: torch.optim.Optimizer | None = None,
     blocks: Iterable[str | nn.Module] | None = None,
+    places: Mapping[str, Place] | None = None,
     read_only: bool = False,
 ) -> Offload:
     """Run a module on a device that holds only a part of its parameters at a time.
@@ -78,10 +80,12 @@ def offload(
     device : Device, torch.device, str, int, or a mapping of submodule names to these
         Where the model runs. With a mapping, each submodule runs on its device, with a budget of
         its own; together they must hold every parameter.
-    budget : int
-        The most bytes of parameters on the device at any time. With an optimizer it also covers
-        gradients and state that stay on the device. A UserWarning tells of a budget that
-        holds no block, and of one that is not free on the device.
+    budget : int or str
+        The most bytes of parameters on the device at any time, as the driver counts them: a number,
+        text such as "2 GiB", or "auto": what is free, less a fifth of it for activations. With an
+        optimizer it also covers gradients and state that stay on the device. MemoryError if the
+        device has less free, or the host has no room for the rest; a UserWarning tells of a budget
+        that holds no block.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host; each step looks at its groups and at requires_grad. Without an
@@ -91,31 +95,40 @@ def offload(
         Submodules that move as a whole; a ModuleList or ModuleDict stands for its members. By
         default these are submodules without submodules, and others of at most 64 MiB and a quarter
         of the budget.
+    places : mapping of names of submodules or tensors to places, optional
+        Where these are kept: "device", "frames" (loaded for each use) or "home" (read over the
+        bus). Others are placed as handle.explain() says.
     read_only : bool
-        True promises that nothing writes a parameter while the module is offloaded. Streamed parts
-        of more than 1 MiB load faster, unless they were in managed memory before. A write to such a
-        part may be lost: the next call of its submodule raises RuntimeError, and remove() warns
-        with UserWarning; both name the parameter. Not together with an optimizer.
+        True promises that nothing writes a parameter while the module is offloaded: after a write
+        that torch has counted, the next call of its submodule raises RuntimeError, and remove()
+        warns with UserWarning; both name the parameter. Not together with an optimizer.
 
-    Parameters and buffers move into managed memory whose home is the host. A WorkingSet loads those
-    of a submodule to the device before its forward and its backward call, in the order that it
-    learns from the calls, and drops them afterwards. The device uses what does not fit over the
-    bus. Calls read parameters, which are then dropped without a copy; the optimizer writes its own,
-    which are copied home after the step. A forward call that writes such parameters is right too,
-    but slow. If everything fits in the budget, everything is on the device from the start,
-    without hooks of modules. A model that is dropped without remove() is freed as a plain one.
+    What does not stay on the device has its home in page-locked memory of the host, of exactly its
+    size. Before the forward and the backward call of a submodule, its parameters are copied to
+    frames on the device, ahead of the call where the order of calls is known, and for the time of
+    the call their tensors point there. Streams wait for each other; no call waits for the device,
+    and there is no thread. What a call or the optimizer writes is copied home afterwards. A use
+    that no call announces reads the home over the bus. If everything fits in the budget, everything
+    is on the device from the start, without hooks of modules. A model that is dropped without
+    remove() is freed as a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
 
     Returns a handle, which is a context manager. handle.remove() moves everything back to the
     device where it was. Raises TypeError and ValueError for arguments that cannot be offloaded,
-    CUDAOutOfMemoryError when memory runs out, and CUDAError when the driver refuses; after an error
-    the module is unchanged. No other thread may use the module during offload() and remove();
-    between them, threads and streams may call it as they may call any module. Driver:
-    cuMemAllocManaged, and those of WorkingSet.
+    MemoryError, of which CUDAOutOfMemoryError is one, when memory runs out, and CUDAError when the
+    driver refuses; after an error the module is unchanged. No other thread may use the module
+    during offload() and remove(); between them, threads and streams may call it as they may call
+    any module. Driver: cuMemAlloc, cuMemHostRegister, cuMemcpyAsync, cuEventRecord,
+    cuStreamWaitEvent.
     """
-    limit = checked_budget(budget)
+    if not can_move_storages():
+        raise RuntimeError(
+            f"torch {torch.__version__} keeps the pointers of storages at a place that offload() "
+            "does not know: use another version of torch, and report this one"
+        )
+    wanted = read_budget(budget)
     check_model(model)
     _refuse_offloaded(model)
     optimizer = checked_optimizer(optimizer)
@@ -126,9 +139,11 @@ def offload(
     if optimizer is not None:
         check_parameters(model, optimizer)
     check_read_only(read_only, optimizer)
-    warn_if_not_free(homes, limit)
+    asked = asked_places(model, places)
+    limit = bytes_of_budget(wanted, homes)
+    check_room(homes, limit)
     handle = object.__new__(Offload)
-    handle._start(model, homes, limit, optimizer, chosen, read_only)
+    handle._start(model, homes, limit, optimizer, chosen, asked, read_only)
     return handle
 
 
@@ -156,6 +171,7 @@ class _Lane:
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
+        asked: dict[int, Place],
         read_only: bool,
     ) -> None:
         self.target = target
@@ -169,48 +185,58 @@ class _Lane:
             self.share = Share(optimizer, [t for _, t in found], total, budget)
             room = self.share.for_parameters()
             written = {id(p) for p in self.share.trained}
-        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, read_only)
+        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, asked)
         check_graphs(model, [site.module for site in self.plan.sites])
         self.moved: list[Moved] = []
-        self.residents: list[WorkingGroup] = []
-        self.groups: dict[int, WorkingGroup] = {}
-        self.ranges: dict[int, list[ManagedBuffer]] = {}  # the memory of the groups
+        self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
-        self.set: WorkingSet = managedmem.WorkingSet(room, target.device)
-        announced = optimizer is not None and can_split(optimizer, optimizer.step)
+        self.frames = self._make_frames()
         self.versions = Versions()
         self.places = Places(model, optimizer is not None)
-        self.announcer = Announcer(target, self.groups, announced, self.versions, self.places)
+        self.announcer = Announcer(target, self.groups, self.frames, self.versions, self.places)
+        self.model = weakref.ref(model)
         self.final: dict[str, int] | None = None
+        self.last_error: str | None = None
+
+    def _make_frames(self) -> _Frames | None:
+        """Frames for what is streamed, if anything is."""
+        if not self.plan.frames:
+            return None
+        return _Frames(
+            self.target.device.device_id, self.plan.frames, self.target.place.type == "cpu"
+        )
 
     def fill(self) -> None:
-        """Move the tensors into managed memory, and what stays to the device."""
-        for part in self.plan.resident + self.plan.streamed:
-            stays = part in self.plan.resident
-            fast = (
-                self.read_only
-                and not (stays or part.written)
-                and part.nbytes > PACKED
-                and are_parameters(part.blocks)
-            )
-            ranges, moved = move_in(part.blocks, self.target, by_device=fast)
+        """Move what stays to the device, and the other tensors home."""
+        stays = [block for part in self.plan.resident for block in part.blocks]
+        self.moved += move_to_device(stays, self.target)
+        streamed = [block for part in self.plan.streamed for block in part.blocks]
+        if streamed:
+            slab, moved = move_home(streamed, self.target)
             self.moved += moved
-            access: Literal["read", "write"] = "write" if part.written else "read"
-            # Blocks that were in managed memory already may have pages on a device.
-            at_home = fast and len(moved) == len(part.blocks)
-            group = self.set.add(ranges, access, name=part.name or None, at_home=at_home)
-            if at_home:
-                self.versions.watch(part)
-            self.groups[id(part)] = group
-            self.ranges[id(part)] = ranges
-            if stays and begin_use(group, self.target.stream()) is not None:
-                self.residents.append(group)
+            self._make_parts(slab, {id(entry.block): entry for entry in moved})
         for part in self.plan.streamed:
             self.places.note(part)
+            if self.read_only:
+                self.versions.watch(part)
         self.target.wait()  # other streams use it too
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
+        model = self.model()
+        if self.frames is not None and model is not None:
+            self.hooks += self.announcer.attach_rounds(model)
+
+    def _make_parts(self, slab: _Slab, moved: dict[int, Moved]) -> None:
+        offset = 0
+        for part in self.plan.streamed:
+            if self.frames is not None and part.place == "frames":
+                storages = [moved[id(block)].base.untyped_storage() for block in part.blocks]
+                tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
+                self.groups[id(part)] = FramedPart(
+                    self.frames, slab, offset, storages, tensors, part.written, part.is_unwatched
+                )
+            offset += part.nbytes
 
     def watch(self, watch: Watch, name: str) -> None:
         """Count the calls of the streamed parts; `name` is that of the submodule on this device."""
@@ -230,37 +256,11 @@ class _Lane:
             mine = sorted((t for t in tensors if id(t) in index), key=lambda t: index[id(t)])
             if not mine:
                 continue
-            if not part.written:
-                self._let_write(part)
             step = self.steps.setdefault(id(part), StepPart(mine, self.target, None))
             step.parameters = mine
             step.group = self.groups.get(id(part)) if id(part) in streamed else None
             found.append(step)
         return found
-
-    def _let_write(self, part: Part) -> None:
-        """Make a part that was only read one that the optimizer writes; its group changes."""
-        stream = self.target.stream()
-        group = self.groups.pop(id(part), None)  # uses by other threads go over the bus meanwhile
-        stays = part in self.plan.resident
-        if group in self.residents:
-            self.residents.remove(group)
-            end_use(group, stream)
-        try:
-            if group is not None:
-                self.set.remove(group)
-        except RuntimeError:  # another thread uses it: at a later step
-            assert group is not None
-            self.groups[id(part)] = group
-        else:
-            try:
-                group = self.set.add(self.ranges[id(part)], "write", name=part.name or None)
-            except CUDAError:  # the memory is used where it is, until a later step
-                return
-            self.groups[id(part)] = group
-            part.written, part.stepped = True, are_parameters(part.blocks)
-        if stays and begin_use(group, stream) is not None:
-            self.residents.append(group)
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the working set."""
@@ -268,18 +268,21 @@ class _Lane:
             hook.remove()
         self.hooks.clear()
         self.announcer.stop()
-        stream = self.target.stream()
-        while self.residents:
-            end_use(self.residents.pop(), stream)
+        if self.frames is not None:
+            with contextlib.suppress(CUDAError):
+                self.frames.settle(self.target.stream() or 0)
+        self.target.wait()
+        for part in self.groups.values():
+            part.go_home(self.target.place)
         if self.final is None:
             self.final = self.numbers()
-        self.set.close()
+        if self.frames is not None:
+            self.frames.close()
 
     def forget(self) -> None:
         """Drop the references to the managed memory."""
         self.plan = Plan([], [], [])
         self.groups.clear()
-        self.ranges.clear()
         self.steps.clear()
         self.moved.clear()
         self.versions.forget()
@@ -288,14 +291,41 @@ class _Lane:
         """The counters of this device, those of its end once it has one."""
         if self.final is not None:
             return self.final
+        resident = sum(part.nbytes for part in self.plan.resident)
+        counts = dict(_NO_FRAMES)
+        if self.frames is not None:
+            counts, self.last_error = self.frames.stats()
+        counts["acquired"] += self.announcer.on_device
+        counts["hits"] += self.announcer.on_device
+        counts["acquired"] += self.announcer.at_home
+        counts["mapped"] += self.announcer.at_home
         return {
-            "budget": self.set.budget,
-            "held": self.set.nbytes,
-            "groups": len(self.plan.streamed),
+            "budget": resident + counts.pop("room"),
+            "held": resident + counts.pop("present"),
+            "groups": counts.pop("parts"),
             "streamed": sum(part.nbytes for part in self.plan.streamed),
-            "resident": sum(part.nbytes for part in self.plan.resident),
-            **_counters(self.set.stats()),
+            "resident": resident,
+            **counts,
         }
+
+
+_NO_FRAMES = dict.fromkeys(
+    (
+        "room",
+        "present",
+        "parts",
+        "acquired",
+        "hits",
+        "mapped",
+        "loads",
+        "ahead",
+        "drops",
+        "bytes_loaded",
+        "bytes_home",
+        "failures",
+    ),
+    0,
+)
 
 
 def _name(part: Part) -> str:
@@ -303,13 +333,6 @@ def _name(part: Part) -> str:
     name = repr(part.name) if part.name else "the module's own parameters"
     shared = max(len(piece.tensors) for block in part.blocks for piece in block.pieces)
     return f"{name} ({shared} parameters in one storage)" if shared > 1 else name
-
-
-def _counters(stats: Any) -> dict[str, int]:
-    """The numbers of a working set."""
-    names = getattr(stats, "_fields", None) or stats.__match_args__
-    found = {name: getattr(stats, name) for name in names}
-    return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 # --- the handle ---------------------------------------------------------------------------
@@ -333,6 +356,7 @@ class Offload:
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
+        asked: dict[int, Place],
         read_only: bool,
     ) -> None:
         self._kind = type(model).__name__  # no reference to the model, which keeps the handle
@@ -353,7 +377,7 @@ class Offload:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 for target, module, name, found in homes:
-                    lane = _Lane(target, module, found, budget, optimizer, chosen, read_only)
+                    lane = _Lane(target, module, found, budget, optimizer, chosen, asked, read_only)
                     self._lanes.append(lane)
                     self._lanes[-1].fill()
                     lane.watch(self._watch, name)
@@ -375,26 +399,21 @@ class Offload:
     def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
         for lane in self._lanes:
-            room = lane.set.budget - sum(part.nbytes for part in lane.plan.resident)
-            streamed = sorted(lane.plan.streamed, key=lambda part: part.nbytes)
-            acquired = {id(part) for site in lane.plan.sites for part in site.parts}
-            large = [part for part in streamed if part.nbytes > room and id(part) in acquired]
-            if streamed and streamed[0].nbytes > room:
-                warnings.warn(
-                    f"nothing is streamed to {lane.target.device}: its kernels read parameters "
-                    f"over the bus. The budget of {self._budget:,} bytes leaves {room:,} for them, "
-                    f"and the smallest block, {_name(streamed[0])}, has {streamed[0].nbytes:,}: "
-                    "give a larger budget",
-                    stacklevel=4,
-                )
-            elif large:
-                warnings.warn(
-                    f"{len(large)} of {len(streamed)} blocks never fit on {lane.target.device}: "
-                    f"kernels read them over the bus. The budget of {self._budget:,} bytes leaves "
-                    f"{room:,} for parameters, and the largest block, {_name(large[-1])}, has "
-                    f"{large[-1].nbytes:,}: give a larger budget",
-                    stacklevel=4,
-                )
+            large = [part for part in lane.plan.streamed if part.reason == TOO_LARGE]
+            if not large:
+                continue
+            streams = any(part.place == "frames" for part in lane.plan.streamed)
+            start = (
+                f"{len(large)} of {len(lane.plan.streamed)} blocks never fit on"
+                if streams
+                else "nothing is streamed to"
+            )
+            warnings.warn(
+                f"{start} {lane.target.device}: kernels read them over the bus. The budget of "
+                f"{self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
+                f"block, {_name(large[-1])}, has {large[-1].nbytes:,}: give a larger budget",
+                stacklevel=4,
+            )
 
     def _follow(self) -> None:
         """Gradients and state follow their parameters to another device."""
@@ -488,7 +507,7 @@ class Offload:
         self._claim = None
         for module in self._modules:
             vars(module).pop(_KEPT, None)
-        self._lost = self._failures() - sum(lane.announcer.failures for lane in self._lanes)
+        self._lost = self._failures()
         self._gradients.clear()
         for share in self._shares:
             share.forget()
@@ -564,6 +583,18 @@ class Offload:
         result["state_on_host"] = sum(tensor.nbytes for tensor in self._home_state())
         return result
 
+    def explain(self) -> Explanation:
+        """Where each part is kept, and why: a sequence of PartPlace, which prints as a table.
+
+        places= of offload() chooses other places. Empty after remove(). Safe from every thread; no
+        driver call.
+        """
+        return Explanation(
+            PartPlace(part.name or "model", part.nbytes, part.place, part.reason)
+            for lane in self._lanes
+            for part in (*lane.plan.resident, *lane.plan.streamed)
+        )
+
     @property
     def coverage(self) -> dict[str, Coverage]:
         """The calls of each streamed part, by its name: seen ones, made ones, and bytes on the bus.
@@ -582,6 +613,22 @@ class Offload:
         """
         return self._watch.result()
 
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """A `with` block in which parts are loaded ahead, as in a call of the module.
+
+        For loops that call submodules one by one. Calls of the module, backward passes and
+        steps are rounds of their own. In the block, write parameters only in a way that torch
+        counts, not through `.data`. Safe from every thread.
+        """
+        for lane in self._lanes:
+            lane.announcer.begin_round()
+        try:
+            yield
+        finally:
+            for lane in self._lanes:
+                lane.announcer.end_round()
+
     @property
     def last_error(self) -> str | None:
         """The text of the latest failure in the thread of a working set; None without one.
@@ -589,14 +636,15 @@ class Offload:
         With several devices, that of the last device that has one.
         Safe from every thread; no driver call.
         """
-        texts = [lane.set.stats().last_error for lane in self._lanes]
+        for lane in self._lanes:
+            lane.numbers()
+        texts = [lane.last_error for lane in self._lanes]
         return next((text for text in reversed(texts) if text is not None), None)
 
     def _failures(self) -> int:
         """Refused uses, gradients and state without a place at home, scratches without memory."""
-        uses = sum(lane.announcer.failures for lane in self._lanes)
         step = self._step.failures if self._step is not None else 0
-        return self._lost + uses + step + sum(home.failures for home in self._gradients)
+        return self._lost + step + sum(home.failures for home in self._gradients)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # A module that keeps its handle can be copied and pickled, as a plain module.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-import warnings
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import SupportsIndex
+from typing import SupportsIndex, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,62 @@ import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _check_movable
 from managedmem.torch._offload_children import check_children
+from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_optimizer import innermost
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import is_called
 from managedmem.torch._tensors import Found
 
 
-def checked_budget(budget: SupportsIndex) -> int:
+def read_budget(budget: SupportsIndex | str) -> int | None:
+    """The bytes that an argument names; None for "auto"."""
+    if isinstance(budget, str):
+        return None if budget.strip().lower() == "auto" else _bytes_in(budget)
     if isinstance(budget, bool) or not hasattr(budget, "__index__"):
         raise TypeError(
-            f"budget must be an int, the number of bytes, got {budget!r}: 4 GiB is 4 << 30"
+            f"budget must be a number of bytes or text such as '4 GiB' or 'auto', got {budget!r}"
         )
     limit = operator.index(budget)
     if limit <= 0:
         raise ValueError(f"budget must be a positive number of bytes, got {limit}")
     return limit
+
+
+def _bytes_in(text: str) -> int:
+    """The bytes of a text such as "2.5 GiB"."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b\s*", text, re.IGNORECASE)
+    nbytes = 0
+    if found is not None:
+        power = " kmgt".index(found[2].lower() or " ")
+        nbytes = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    if nbytes <= 0:
+        raise ValueError(
+            f"budget must be a number of bytes or text such as '4 GiB' or 'auto', got {text!r}"
+        )
+    return nbytes
+
+
+def asked_places(model: nn.Module, places: object) -> dict[int, Place]:
+    """The places that the caller wants for tensors, by their ids; longer names decide."""
+    if places is None:
+        return {}
+    if not isinstance(places, Mapping):
+        raise TypeError(f"places must be a mapping of names to places, got {places!r}")
+    modules = dict(model.named_modules())
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    found: dict[int, Place] = {}
+    for name, place in sorted(places.items(), key=lambda item: str(item[0]).count(".")):
+        if place not in get_args(Place):
+            wanted = ", ".join(map(repr, get_args(Place)))
+            raise ValueError(f"places[{name!r}] must be one of {wanted}, got {place!r}")
+        if name in tensors:
+            found[id(tensors[name])] = place
+        elif name in modules:
+            for tensor in (*modules[name].parameters(), *modules[name].buffers()):
+                found[id(tensor)] = place
+        else:
+            raise ValueError(f"places has {name!r}, which is no submodule or tensor of the model")
+    return found
 
 
 def check_model(model: object) -> None:
@@ -197,23 +238,3 @@ def check_read_only(read_only: object, optimizer: torch.optim.Optimizer | None) 
         raise TypeError(f"read_only must be True or False, got {read_only!r}")
     if read_only and optimizer is not None:
         raise ValueError("read_only=True is for inference: the optimizer writes parameters")
-
-
-def warn_if_not_free(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -> None:
-    """Warn where the parameters within the budget need more memory than a device has free."""
-    needed: dict[Target, int] = {}
-    there: dict[Target, int] = {}  # what leaves its present place on the device
-    for target, _, _, found in homes:
-        total = sum(tensor.nbytes for _, tensor in found)
-        needed[target] = needed.get(target, 0) + min(budget, total)
-        leaving = sum(t.nbytes for _, t in found if t.is_cuda and t.device == target.place)
-        there[target] = there.get(target, 0) + leaving
-    for target, nbytes in needed.items():
-        free = target.free() + there[target]
-        if nbytes > free:
-            warnings.warn(
-                f"the budget allows {nbytes:,} bytes of parameters on {target.device}, which has "
-                f"{free:,} free: the driver evicts pages while kernels use them. Give a smaller "
-                "budget",
-                stacklevel=3,
-            )

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,13 @@ from torch.nn.utils import stateless
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
+from managedmem._managedmem import _Frames
+from managedmem.torch._offload_frames import FramedPart
 from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part, Site
 
 if TYPE_CHECKING:
-    from managedmem import WorkingGroup
     from managedmem.torch._offload_coverage import Watch
 
 _REPLICAS = (
@@ -62,7 +63,7 @@ class _Use:
     site: Site
     stream: int | None
     backward: bool
-    groups: tuple[WorkingGroup, ...]
+    groups: tuple[FramedPart, ...]
 
     def end(self) -> None:
         """Release the groups."""
@@ -70,26 +71,20 @@ class _Use:
             end_use(group, self.stream)
 
 
-def begin_use(
-    group: WorkingGroup, stream: int | None, access: Literal["read"] | None = None
-) -> bool | None:
-    """Acquire a group; False if it has no room on the device, and None if the driver refused.
+def begin_use(part: FramedPart, stream: int | None, writes: bool = False) -> bool:
+    """Acquire a part; False if its memory is used at home, over the bus."""
+    return part.acquire(stream, writes)
 
-    Its memory is then used at home, over the bus. Raises for a stream that captures a graph: no
-    load would precede its replays.
+
+def end_use(part: FramedPart, stream: int | None, written: bool = False) -> None:
+    """Release a part, which a refusal of the driver does not prevent.
+
+    What reads it at home follows its way there, but for uses that are known to write: their caller
+    settles them together.
     """
-    try:
-        return group.acquire(stream=stream, access=access)
-    except CUDAError:
-        if stream is not None and torch.cuda.is_current_stream_capturing():
-            raise
-        return None
-
-
-def end_use(group: WorkingGroup, stream: int | None) -> None:
-    """Release a group, which a refusal of the driver does not prevent."""
     with contextlib.suppress(CUDAError):
-        group.release(stream=stream)
+        if part.release(stream, written) and not written:
+            part.frames.settle(stream or 0)
 
 
 class _Uses:
@@ -128,22 +123,30 @@ class _Uses:
 class _PassEnd:
     """Ends the uses of a backward pass: torch's C++ calls it, or drops it after an exception."""
 
-    def __init__(self, uses: _Uses, places: Places) -> None:
+    def __init__(self, uses: _Uses, announcer: Announcer) -> None:
         self.uses = weakref.ref(uses)
-        self.places = weakref.ref(places)
+        self.announcer = weakref.ref(announcer)
+        self.is_open = True
 
     def __call__(self) -> None:
-        uses, places = self.uses(), self.places()
+        uses, announcer = self.uses(), self.announcer()
         if uses is not None:
             uses.task = None
-            left = uses.end_backward()
-            if places is not None:
-                places.check_gradients(left)
+        left = self._end()
+        if announcer is not None:
+            announcer.places.check_gradients(left)
+
+    def _end(self) -> list[Site]:
+        uses, announcer = self.uses(), self.announcer()
+        left = uses.end_backward() if uses is not None else []
+        was_open, self.is_open = self.is_open, False
+        if announcer is not None and was_open:
+            announcer.end_round()
+        return left
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            if (uses := self.uses()) is not None:
-                uses.end_backward()
+            self._end()
 
 
 class Versions:
@@ -181,14 +184,14 @@ class _Place:
 
     tensor: Tensor
     name: str
-    address: int
+    storage: int  # its id
     parameters: dict[str, nn.Parameter | None]  # of its module; empty for a buffer
     key: str  # its name there
 
     def has_changed(self) -> bool:
         """True if the tensor has other memory, or its module another parameter."""
         present = self.parameters.get(self.key, self.tensor)
-        if self.tensor.data_ptr() != self.address:
+        if self.tensor.untyped_storage()._cdata != self.storage:
             return True
         replaced = present is not self.tensor and isinstance(present, nn.Parameter)
         return replaced and not _in_functional_call()
@@ -223,7 +226,8 @@ class Places:
         pieces = [piece for block in part.blocks for piece in block.pieces]
         named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
         self._parts[id(part)] = [
-            _Place(t, name, t.data_ptr(), *self._owners.get(id(t), ({}, ""))) for t, name in named
+            _Place(t, name, t.untyped_storage()._cdata, *self._owners.get(id(t), ({}, "")))
+            for t, name in named
         ]
 
     def check_places(self, site: Site) -> None:
@@ -263,28 +267,45 @@ class Announcer:
     def __init__(
         self,
         target: Target,
-        groups: Mapping[int, WorkingGroup],
-        step_is_announced: bool,
+        groups: Mapping[int, FramedPart],
+        frames: _Frames | None,
         versions: Versions,
         places: Places,
     ) -> None:
         self.target = target
         self.groups = groups  # by the id of a part
-        self.step_is_announced = step_is_announced  # else it may write what a call has loaded
+        self.frames = frames
         self.versions = versions
         self.places = places
         self.active = True
-        self.failures = 0  # uses that the driver refused
         self.watch: Watch | None = None
+        # Uses of parts that have no frames; threads may lose some.
+        self.on_device = self.at_home = 0
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
-        self._lock = threading.RLock()  # for _all and failures; a collection may call stop()
+        self._lock = threading.RLock()  # for _all; a collection may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
         before = site.module.register_forward_pre_hook(_Before(self, site), prepend=True)
         after = site.module.register_forward_hook(_After(self, site), always_call=True)
         return [before, after]
+
+    def attach_rounds(self, model: nn.Module) -> list[RemovableHandle]:
+        """Hook the model, whose calls are rounds."""
+        before = model.register_forward_pre_hook(_RoundBegin(self), prepend=True)
+        after = model.register_forward_hook(_RoundEnd(self), always_call=True)
+        return [before, after]
+
+    def begin_round(self) -> None:
+        """Let parts be loaded ahead, with what is at home by now."""
+        if self.frames is not None:
+            with contextlib.suppress(CUDAError):
+                self.frames.begin_round(self.target.stream() or 0)
+
+    def end_round(self) -> None:
+        if self.frames is not None:
+            self.frames.end_round()
 
     def stop(self) -> None:
         """Release everything; later calls of the hooks do nothing."""
@@ -329,22 +350,20 @@ class Announcer:
 
     def _acquire(self, site: Site, backward: bool) -> _Use:
         stream = self.target.stream()
-        acquired: list[WorkingGroup] = []
+        acquired: list[FramedPart] = []
         try:
             for part in site.parts:
                 self.versions.check(part)
+                if part.place == "device":
+                    self.on_device += 1
+                    continue
                 group = self.groups.get(id(part))
-                reads = part.stepped and self.step_is_announced
-                on_device = None
-                if group is not None:
-                    on_device = begin_use(group, stream, "read" if reads else None)
+                self.at_home += group is None
+                on_device = group is not None and begin_use(group, stream)
                 if self.watch is not None:
-                    self.watch.used(part, backward, bool(on_device))
-                if group is not None and on_device is not None:
+                    self.watch.used(part, backward, on_device)
+                if group is not None and on_device:
                     acquired.append(group)
-                else:
-                    with self._lock:
-                        self.failures += 1
         except BaseException:
             for group in acquired:
                 end_use(group, stream)
@@ -378,7 +397,28 @@ class Announcer:
         task = torch._C._current_graph_task_id()
         if task != uses.task:
             uses.task = task
-            torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses, self.places))
+            self.begin_round()
+            torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses, self))
+
+
+class _RoundBegin:
+    """The beginning of a call of the model. A copy of it does nothing."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self.announcer = announcer
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
+
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        if self.announcer.active:
+            _untraced(_begin)(self.announcer, None)
+
+
+class _RoundEnd(_RoundBegin):
+    def __call__(self, module: nn.Module, arguments: object, output: object = None) -> None:
+        if self.announcer.active:
+            _untraced(_end)(self.announcer, None, None)
 
 
 class _Hook:
@@ -408,7 +448,7 @@ class _After(_Hook):
 
 # torch.compile leaves these calls to Python, and compiles the modules between them. The text is in
 # the error of fullgraph=True.
-for _call in (_Before.__call__, _After.__call__):
+for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
     vars(_call)["_torchdynamo_disable"] = True
     vars(_call)["_torchdynamo_disable_msg"] = _BREAKS
 
@@ -426,11 +466,18 @@ class _Reached:
             announcer.enter(site, backward=True)
 
 
-def _begin(announcer: Announcer, site: Site) -> None:
-    announcer.enter(site)
+# Few functions, and none that is bound: torch.compile makes guards for each, and they are kept.
+def _begin(announcer: Announcer, site: Site | None) -> None:
+    if site is None:
+        announcer.begin_round()
+    else:
+        announcer.enter(site)
 
 
-def _end(announcer: Announcer, site: Site, output: object) -> None:
+def _end(announcer: Announcer, site: Site | None, output: object) -> None:
+    if site is None:
+        announcer.end_round()
+        return
     announcer.leave(site)
     if not torch.is_grad_enabled():
         return

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, optim
@@ -37,14 +37,12 @@ from managedmem.torch._moving import (
     _place_in,
     _swap,
 )
+from managedmem.torch._offload_frames import FramedPart
 from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_partial import PartialStep
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_shares import Share, state_of
 from managedmem.torch._tensors import extent_of
-
-if TYPE_CHECKING:
-    from managedmem import WorkingGroup
 
 # They update each parameter from its own gradient and state alone: parts give the same numbers.
 _BY_PARAMETER = {
@@ -352,7 +350,7 @@ class StepPart:
 
     parameters: list[Tensor]
     target: Target
-    group: WorkingGroup | None  # of the parameters, if they are streamed
+    group: FramedPart | None  # of the parameters, if they are streamed
     home: _StateHome | None = None
 
 
@@ -501,6 +499,8 @@ class SplitStep:
             if self.active:
                 self._follow()
             for part in self.parts:
+                if part.group is not None:
+                    part.group.note_writes(part.target.stream())
                 self._send_home(part)
             return result
         closure = given[0] if given else named.get("closure")
@@ -521,11 +521,23 @@ class SplitStep:
                 stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
         stages = self.stages
         try:
-            self._step_parts(original)
+            with ExitStack() as rounds:
+                self._begin_rounds(rounds)
+                self._step_parts(original)
         finally:
             for stage in stages.values():
                 stage.follow_outward()
         return loss
+
+    def _begin_rounds(self, rounds: ExitStack) -> None:
+        """Load parameters ahead until the end, where later work follows all copies home."""
+        frames = {part.group.frames: part.target for part in self.parts if part.group is not None}
+        for each, target in frames.items():
+            stream = target.stream() or 0
+            with contextlib.suppress(CUDAError):
+                each.begin_round(stream)
+            rounds.callback(each.end_round)
+            rounds.callback(each.settle, stream)
 
     def _refused(self) -> list[Tensor]:
         """Parameters for which the optimizer raises: a step for them alone changes nothing."""
@@ -557,10 +569,8 @@ class SplitStep:
         with ExitStack() as stack:
             if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
-                if begin_use(part.group, stream) is not None:
-                    stack.callback(end_use, part.group, stream)
-                else:
-                    self.failures += 1
+                if begin_use(part.group, stream, writes=True):
+                    stack.callback(end_use, part.group, stream, written=True)
             staged: dict[int, Tensor] = {}
             if part.home is not None:
                 staged = stack.enter_context(self._staged(part, part.home))

@@ -1,11 +1,10 @@
-"""The memory of what offload() moves: into managed memory at home on the host, and back.
+"""The memory of what offload() moves: on the device, or home on the host, and back.
 
 Everything is allocated and copied before the first tensor changes, in both directions.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -13,9 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import managedmem
 from managedmem import Device, ManagedBuffer
-from managedmem.torch._moving import _allocate_places, _as_bytes, _Block, _fill, _on, _swap
+from managedmem._managedmem import _Slab
+from managedmem.torch._moving import _SKEW, _Block, _fill, _on, _swap
+from managedmem.torch._offload_frames import Span
+
+ALIGNMENT = 512  # of the starts of blocks, as torch's own allocators have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,54 +52,101 @@ class Target:
         self.device.sync()
 
 
+def size_of(block: _Block) -> int:
+    """The bytes that a block takes among others."""
+    return -(-(_skew_of(block) + block.end - block.start) // ALIGNMENT) * ALIGNMENT
+
+
+def _skew_of(block: _Block) -> int:
+    return block.start % _SKEW
+
+
 @dataclass(slots=True, eq=False)
 class Moved:
-    """A block in managed memory, and what is needed to put its tensors back."""
+    """A block in its new memory, and what is needed to put its tensors back."""
 
     block: _Block
-    base: Tensor  # its bytes
+    base: Tensor  # its bytes, in a storage of their own
     origin: torch.device
     pinned: bool
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # where it was managed before
 
     def tensors(self) -> Iterator[Tensor]:
         """Its tensors that still lie in it."""
-        memory = self.base.untyped_storage().data_ptr()
+        memory = self.base.untyped_storage()._cdata
         for piece in self.block.pieces:
             for tensor in piece.tensors:
-                if tensor.untyped_storage().data_ptr() == memory:
+                if tensor.untyped_storage()._cdata == memory:
                     yield tensor
 
 
-def move_in(
-    blocks: list[_Block], target: Target, by_device: bool
-) -> tuple[list[ManagedBuffer], list[Moved]]:
-    """Move blocks into one allocation; return its memory, to be streamed, and the way back.
+@dataclass(slots=True)
+class Memory:
+    """One slab for blocks, one behind the other."""
 
-    Blocks that are managed already, on their device and in pages of their own, stay there. With
-    by_device, torch copies on the device, and the host does not map the pages
-    (docs/develop/dispatch).
-    """
-    new = [block for block in blocks if not _stays(block, target)]
-    ranges: list[ManagedBuffer] = []
-    moved: list[Moved] = []
+    slab: _Slab
+    target: Target
+    used: int = 0
+
+    def span(self, block: _Block) -> Span:
+        """The place of the next block."""
+        start = self.used + _skew_of(block)
+        self.used += size_of(block)
+        return Span(self.slab, start, block.end - block.start)
+
+
+def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
+    """Move blocks to the device, but for those that are there; return the way back."""
+    away = [block for block in blocks if not _is_there(block, target)]
+    if not away:
+        return []
+    memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
+    moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
+    for entry in moved:
+        _fill(entry.base, entry.block)
+    _change(moved, target)
+    return moved
+
+
+def move_home(blocks: list[_Block], target: Target) -> tuple[_Slab, list[Moved]]:
+    """Move blocks into page-locked memory of the host, one behind the other."""
+    memory = Memory(_Slab(target.device.device_id, sum(map(size_of, blocks)), True), target)
+    spans = [(block, memory.span(block)) for block in blocks]
+    for block, span in spans:  # before the pages are locked, which takes longer for new ones
+        if _first_of(block).is_cpu:
+            _fill(span.tensor(torch.device("cpu")), block)
+    memory.slab.lock()
+    moved = [_moved(block, span.tensor(target.place)) for block, span in spans]
+    for entry in moved:
+        if entry.origin.type != "cpu":
+            _fill(entry.base, entry.block)
+    _change(moved, target)
+    return memory.slab, moved
+
+
+def _first_of(block: _Block) -> Tensor:
+    return block.pieces[0].tensors[0]
+
+
+def _is_there(block: _Block, target: Target) -> bool:
+    """True for memory of the GPU; the emulated driver's is that of its frames."""
+    tensors = (t for piece in block.pieces for t in piece.tensors)
+    return target.place.type == "cuda" and all(t.device == target.place for t in tensors)
+
+
+def _moved(block: _Block, base: Tensor) -> Moved:
+    first = _first_of(block)
+    entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
+    if ManagedBuffer.from_handle(block.start, 1).is_managed:
+        entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]
+    return entry
+
+
+def _change(moved: list[Moved], target: Target) -> None:
+    """Give the tensors of blocks their new memory."""
     changes: list[tuple[Tensor, Tensor]] = []
-    for block in blocks:
-        if block not in new:
-            owner = [piece.storage for piece in block.pieces]
-            memory = ManagedBuffer.from_handle(block.start, block.end - block.start, owner=owner)
-            block.place = memory
-            ranges.append(memory)
-    if new:
-        with target.current():
-            arena = _allocate_places(target.place, new)
-        # So that neither a copy by the host nor one by the device moves pages.
-        managedmem.advise(arena, "set_preferred_location", Device(target.device).nearest_host)
-        managedmem.advise(arena, "set_accessed_by", target.device)
-        ranges.append(arena)
-    for block in new:
-        entry = _copied(block, target, by_device)
-        moved.append(entry)
+    for entry in moved:
+        block = entry.block
         offsets = [(t, t.data_ptr() - block.start) for p in block.pieces for t in p.tensors]
         changes += [(t, _on(entry.base, t, offset)) for t, offset in offsets]
     target.wait()
@@ -105,30 +154,6 @@ def move_in(
     for entry in moved:
         for piece in entry.block.pieces:
             piece.storage = entry.base.untyped_storage()  # lets go of the old memory
-    return ranges, moved
-
-
-def _stays(block: _Block, target: Target) -> bool:
-    """True for managed memory on the right device that begins a page, as to_managed() makes it."""
-    if any(t.device != target.place for piece in block.pieces for t in piece.tensors):
-        return False
-    memory = ManagedBuffer.from_handle(block.start, block.end - block.start)
-    right = target.place.index in (None, memory.device_id)
-    return memory.is_managed and right and block.start % mmap.PAGESIZE == 0
-
-
-def _copied(block: _Block, target: Target, by_device: bool) -> Moved:
-    """The contents of a block in its new place."""
-    assert block.place is not None
-    first = block.pieces[0].tensors[0]
-    was_managed = ManagedBuffer.from_handle(block.start, 1).is_managed
-    base = _as_bytes(block.place, target.place)
-    by_host = first.is_cpu and not by_device
-    _fill(_as_bytes(block.place, torch.device("cpu")) if by_host else base, block)
-    entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
-    if was_managed:
-        entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]
-    return entry
 
 
 def _is_pinned(tensor: Tensor) -> bool:
@@ -149,17 +174,9 @@ def move_back(moved: Iterable[Moved]) -> None:
         base = torch.empty(
             entry.base.numel(), dtype=torch.uint8, device=entry.origin, pin_memory=entry.pinned
         )
-        base.copy_(_readable(entry))
+        base.copy_(entry.base)
         changes += [(t, _on(base, t, t.data_ptr() - start)) for t in tensors]
     _swap(changes)
-
-
-def _readable(entry: Moved) -> Tensor:
-    """The bytes where the copy is fast: the host reads what goes to the host."""
-    if entry.base.is_cpu or entry.origin.type != "cpu":
-        return entry.base
-    assert entry.block.place is not None
-    return _as_bytes(entry.block.place, torch.device("cpu"))
 
 
 def _into_kept(entry: Moved, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

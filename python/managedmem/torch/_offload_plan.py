@@ -5,25 +5,38 @@ Decides which modules announce their calls, and which memory belongs to each. Kn
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from managedmem.torch._moving import _Block
+from managedmem.torch._offload_choice import (
+    EVERYTHING,
+    MIB,
+    SMALL_PART,
+    TINY,
+    Place,
+    Use,
+    choose_places,
+)
 from managedmem.torch._offload_compiled import is_compiled
+from managedmem.torch._offload_places import size_of
 from managedmem.torch._targets import join_name
 
-MIB = 1 << 20
 SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
 LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
-TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
-PACKED = MIB  # new memory of up to this can have pages on a device, from freed allocations
+_MANY = 4  # slices of a parameter of experts
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Their calls use the parameters of submodules without calling those.
 _WHOLES = (nn.MultiheadAttention,)
+_UNHOOKED = (EVERYTHING, SMALL_PART)  # reasons for which calls need no announcement
+_NEAREST: tuple[Place, ...] = ("device", "frames", "home")
+_PREPARING = ("__init__", "reset_parameters", "_init_weights", "init_weights")  # before calls
 _LOOKUPS = (nn.Embedding.forward, nn.EmbeddingBag.forward)  # they read a few rows of their weight
 
 
@@ -34,11 +47,17 @@ class Part:
     name: str
     blocks: list[_Block]
     written: bool  # by kernels between two loads
-    stepped: bool = False  # only by the optimizer
+    use: Use = "whole"
+    asked: Place | None = None
+    place: Place = "frames"
+    reason: str = ""
+    is_unwatched: bool = (
+        False  # code of its modules may write it in a way that torch does not count
+    )
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its pages."""
+        """The bytes of its blocks, one behind the other."""
         return sum(size_of(block) for block in self.blocks)
 
 
@@ -53,16 +72,12 @@ class Site:
 
 @dataclass(slots=True)
 class Plan:
-    """What streams, what stays on the device, and the modules whose calls use them."""
+    """What stays on the device, what does not, and the modules whose calls use that."""
 
     sites: list[Site]
-    streamed: list[Part]
+    streamed: list[Part]  # in frames or at home
     resident: list[Part]
-
-
-def size_of(block: _Block) -> int:
-    """The bytes of the pages that a block takes."""
-    return -(-(block.end - block.start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    frames: int = 0  # bytes of frames for the streamed parts
 
 
 def blocks_of_tensors(blocks: Iterable[_Block]) -> dict[int, _Block]:
@@ -76,15 +91,15 @@ def make_plan(
     written: set[int],
     budget: int,
     chosen: dict[int, str],
-    read_only: bool,
+    asked: dict[int, Place],
 ) -> Plan:
     """Cut the model into parts for a budget of bytes.
 
-    `written` has the ids of the tensors that kernels write, and `chosen` the names, by id, of the
-    modules that the caller wants as parts. `read_only` keeps buffers, which a forward call may
-    write, out of the parts of parameters.
+    `written` has the ids of the tensors that kernels write, `chosen` the names, by id, of the
+    modules that the caller wants as parts, and `asked` the places, by id, that it wants for
+    tensors.
     """
-    return _Cutter(model, blocks, written, budget, chosen, read_only).plan()
+    return _Cutter(model, blocks, written, budget, chosen, asked).plan()
 
 
 class _Cutter:
@@ -97,19 +112,21 @@ class _Cutter:
         written: set[int],
         budget: int,
         chosen: dict[int, str],
-        read_only: bool,
+        asked: dict[int, Place],
     ) -> None:
         self.model = model
         self.blocks = blocks
         self.written = written
         self.budget = budget
         self.chosen = chosen
-        self.read_only = read_only
+        self.asked = asked
         self.large = min(LARGE, budget // 4)
         self.small = min(SMALL, self.large)
         self.block_of = blocks_of_tensors(blocks)
         self.owned = self._owned()
+        self.experts = {id(p) for module in model.modules() for p in _expert_weights(module)}
         self.seen: set[int] = set()
+        self.unwatched: set[int] = set()  # modules whose parts calls may write through `.data`
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
         self.names: dict[int, str] = {}
         self.members: dict[int, list[_Block]] = {}  # the blocks of a module with a part, by its id
@@ -134,27 +151,47 @@ class _Cutter:
         for key, members in self.members.items():
             kept = [block for block in members if not self._is_small_buffer(block)]
             buffers += [block for block in members if self._is_small_buffer(block)]
-            for mine in self._together(kept):
-                written = self._is_written(mine[0])
-                stepped = written and are_parameters(mine)
-                part = Part(self.names[key], mine, written, stepped)
+            for mine, use, asked in self._together(kept):
+                part = Part(self.names[key], mine, self._is_written(mine[0]), use, asked)
+                part.is_unwatched = key in self.unwatched
                 streamed.append(part)
                 for block in mine:
                     parts.setdefault(id(block), []).append(part)
-        resident = self._resident(streamed)
+        announced = {id(part) for site in self._sites(parts, streamed) for part in site.parts}
+        for part in streamed:
+            if part.use == "whole" and id(part) not in announced:
+                part.use = "rows"
+        frames = choose_places(streamed, max(0, self.budget - sum(map(size_of, buffers))))
+        resident = [part for part in streamed if part.place == "device"]
         if buffers:
-            resident.append(Part("buffers", buffers, True))
-        stays = set(map(id, resident))
-        streamed = [part for part in streamed if id(part) not in stays]
-        return Plan(self._sites(parts, streamed), streamed, resident)
+            everything = Part("buffers", buffers, True, place="device", reason=SMALL_PART)
+            resident.append(everything)
+        streamed = [part for part in streamed if part.place != "device"]
+        # Where some are streamed, the calls of others are announced too, so that all are counted.
+        called = [p for p in streamed + resident if p.use == "whole" and p.reason not in _UNHOOKED]
+        return Plan(self._sites(parts, called), streamed, resident, frames)
 
-    def _together(self, blocks: list[_Block]) -> list[list[_Block]]:
-        """The blocks by what happens to their memory."""
-        found: dict[tuple[bool, bool], list[_Block]] = {}
+    def _together(self, blocks: list[_Block]) -> list[tuple[list[_Block], Use, Place | None]]:
+        """The blocks by what happens to their memory; those of experts alone."""
+        found: dict[tuple[bool, str], list[_Block]] = {}
+        alone: list[tuple[list[_Block], Use, Place | None]] = []
         for block in blocks:
-            apart = self.read_only and not are_parameters([block])
-            found.setdefault((self._is_written(block), apart), []).append(block)
-        return [found[key] for key in sorted(found)]
+            asked = self._asked_for(block)
+            if self._has_slices(block):
+                alone.append(([block], "slices", asked))
+            else:
+                found.setdefault((self._is_written(block), asked or ""), []).append(block)
+        together = [(found[key], "whole", key[1] or None) for key in sorted(found)]
+        return alone + together  # type: ignore[operator]
+
+    def _asked_for(self, block: _Block) -> Place | None:
+        """The place that the caller wants for a block; of several, the nearest to the kernels."""
+        wanted = {self.asked.get(id(t)) for piece in block.pieces for t in piece.tensors}
+        return next((place for place in _NEAREST if place in wanted), None)
+
+    def _has_slices(self, block: _Block) -> bool:
+        """True for the weights of experts in one parameter: calls use those that a router names."""
+        return any(id(t) in self.experts for piece in block.pieces for t in piece.tensors)
 
     # --- which module is a part -----------------------------------------------------------
 
@@ -179,6 +216,8 @@ class _Cutter:
                 continue
             self.seen.add(id(module))
             self.covered[id(module)] = root
+            if names_data(type(module)):
+                self.unwatched.add(id(root))
             if self.owned.get(id(module)):
                 self.members.setdefault(id(root), []).extend(self.owned[id(module)])
         self.names.setdefault(id(root), name)
@@ -214,20 +253,6 @@ class _Cutter:
         limit = min(TINY, self.large // 16)
         return size_of(block) <= limit and not any(isinstance(t, nn.Parameter) for t in tensors)
 
-    def _resident(self, parts: list[Part]) -> list[Part]:
-        """The parts that stay on the device: all if they fit, else the smallest."""
-        if sum(part.nbytes for part in parts) <= self.budget:
-            return list(parts)
-        found: list[Part] = []
-        room = self.budget // 8
-        for part in sorted(parts, key=lambda part: part.nbytes):
-            nbytes = part.nbytes
-            if nbytes > min(TINY, self.large // 16) or nbytes > room:
-                break
-            found.append(part)
-            room -= nbytes
-        return found
-
     # --- the modules that announce calls ---------------------------------------------------
 
     def _sites(self, parts: dict[int, list[Part]], streamed: list[Part]) -> list[Site]:
@@ -256,6 +281,38 @@ def are_parameters(blocks: list[_Block]) -> bool:
     """False for buffers, which a forward call may write."""
     tensors = (t for block in blocks for piece in block.pieces for t in piece.tensors)
     return all(isinstance(t, nn.Parameter) for t in tensors)
+
+
+def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters with a slice for each of many experts, of which a call uses a few."""
+    count = getattr(module, "num_experts", 0)
+    for parameter in module._parameters.values():
+        if parameter is None or parameter.dim() != 3 or not isinstance(count, int):
+            continue
+        if parameter.shape[0] == count >= _MANY:
+            yield parameter
+
+
+@cache
+def names_data(kind: Any) -> bool:
+    """True if methods of a module's class read an attribute `data`, through which they may write.
+
+    torch counts no such write. Classes of torch do not write their parameters this way in a call.
+    """
+    for owner in kind.__mro__:
+        if owner.__module__.split(".")[0] == "torch":
+            continue
+        for name, method in vars(owner).items():
+            code = getattr(method, "__code__", None)
+            if name not in _PREPARING and code is not None and _reads_data(code):
+                return True
+    return False
+
+
+def _reads_data(code: CodeType) -> bool:
+    """True if a function, or one inside of it, names the attribute."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return "data" in code.co_names or any(map(_reads_data, inner))
 
 
 def is_called(module: nn.Module) -> bool:

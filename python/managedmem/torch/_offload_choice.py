@@ -1,0 +1,153 @@
+"""The places of the parts that offload() makes: on the device, in frames, or at home; the reasons.
+
+Knows sizes and uses alone. A part in frames is loaded for each use; one at home is read over the
+bus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+MIB = 1 << 20
+TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
+IN_TRANSIT = 64 * MIB  # loads under way, where parts are small
+
+TOO_LARGE = "larger than the frames"
+EVERYTHING = "everything fits"
+SMALL_PART = "small"
+
+Place: TypeAlias = Literal["device", "frames", "home"]
+Use: TypeAlias = Literal["whole", "rows", "slices"]
+
+
+class Choosable(Protocol):
+    """A part as this module sees it."""
+
+    use: Use  # what a call needs of it
+    asked: Place | None  # by the caller
+    place: Place
+    reason: str
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+_Part = TypeVar("_Part", bound=Choosable)
+
+
+def choose_places(parts: list[_Part], budget: int) -> int:
+    """Give each part a place within the budget; return the bytes of frames.
+
+    The parts come in the order of the model. Those that are asked for come first, then the small
+    ones. Of those that calls need as a whole, as many stay as the frames leave room for, evenly
+    along the model, so that the link always has something to load. Parts of which a call needs
+    little stay at home if no room is left: a kernel then reads just that.
+    """
+    room = budget
+    fits = sum(part.nbytes for part in parts) <= room
+    if fits and all(part.asked in (None, "device") for part in parts):
+        _put(parts, "device", EVERYTHING)
+        return 0
+    room -= _put([p for p in parts if p.asked == "device"], "device", "asked for")
+    if room < 0:
+        raise ValueError(
+            f"places asks for {budget - room:,} bytes on the device, more than the {budget:,} that "
+            "the budget has for parameters"
+        )
+    _put([p for p in parts if p.asked == "home"], "home", "asked for")
+    free = [part for part in parts if part.asked is None]
+    small = _small_parts(free, room)
+    room -= _put(small, "device", SMALL_PART)
+    free = _without(free, small)
+    streamed = [p for p in parts if p.asked == "frames"]
+    whole = [part for part in free if part.use == "whole"]
+    large, frames = _largest_that_stay(whole, streamed, room)
+    room -= frames + _put(large, "device", "frames for it would take twice its bytes")
+    even = _spread(_without(whole, large), room)
+    room -= _put(even, "device", "as many as the budget holds, evenly along the model")
+    streamed += _without(_without(whole, large), even)
+    _put([p for p in streamed if p.nbytes <= frames], "frames", "loaded for each use")
+    _put([p for p in streamed if p.nbytes > frames], "home", TOO_LARGE)
+    for use, reason in _LITTLE.items():
+        little = [part for part in free if part.use == use]
+        kept = _spread(little, room)
+        room -= _put(kept, "device", "the budget has room left")
+        _put(_without(little, kept), "home", reason)
+    return frames
+
+
+_LITTLE: dict[Use, str] = {
+    "slices": "a call reads a few of its slices over the bus",
+    "rows": "a call reads a few of its rows over the bus",
+}
+
+
+def _put(parts: Iterable[_Part], place: Place, reason: str) -> int:
+    """Put parts there; return their bytes."""
+    taken = 0
+    for part in parts:
+        part.place = place
+        part.reason = reason
+        taken += part.nbytes
+    return taken
+
+
+def _without(parts: list[_Part], others: list[_Part]) -> list[_Part]:
+    left_out = set(map(id, others))
+    return [part for part in parts if id(part) not in left_out]
+
+
+def _small_parts(parts: list[_Part], budget: int) -> list[_Part]:
+    """Parts whose loads would cost more than their room, in at most an eighth of the budget."""
+    found: list[_Part] = []
+    room = budget // 8
+    for part in sorted(parts, key=lambda part: part.nbytes):
+        if part.nbytes > min(TINY, budget // 64) or part.nbytes > room:
+            break
+        found.append(part)
+        room -= part.nbytes
+    return found
+
+
+def _frames_for(parts: list[_Part], room: int) -> int:
+    """The bytes of frames for parts: two of the largest, one to be loaded while one is used."""
+    sizes = [part.nbytes for part in parts if part.nbytes <= room]
+    wanted = max(2 * max(sizes, default=0), min(IN_TRANSIT, room // 4))
+    return min(wanted, room, sum(sizes))
+
+
+def _largest_that_stay(
+    parts: list[_Part], streamed: list[_Part], room: int
+) -> tuple[list[_Part], int]:
+    """The largest parts whose stay makes the frames smaller than they cost, and the frames."""
+    ordered = sorted(parts, key=lambda part: -part.nbytes)
+    best: tuple[list[_Part], int] = [], _frames_for(parts + streamed, room)
+    taken = 0
+    for count, part in enumerate(ordered, 1):
+        taken += part.nbytes
+        frames = _frames_for(ordered[count:] + streamed, room)
+        if taken > room - frames:
+            break
+        if frames < best[1]:
+            best = ordered[:count], frames
+    return best
+
+
+def _spread(parts: list[_Part], room: int) -> list[_Part]:
+    """Parts of at most `room` bytes, evenly along the list; the first one comes first."""
+    total = sum(part.nbytes for part in parts)
+    share = min(1.0, room / total) if total else 0.0
+    found: list[_Part] = []
+    owed = parts[0].nbytes * (1 - share) if parts else 0.0
+    for part in parts:
+        owed += part.nbytes * share
+        if owed >= part.nbytes and part.nbytes <= room:
+            found.append(part)
+            owed -= part.nbytes
+            room -= part.nbytes
+    for part in _without(parts, found):  # what is left
+        if part.nbytes <= room:
+            found.append(part)
+            room -= part.nbytes
+    return found

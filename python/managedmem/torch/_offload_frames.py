@@ -1,0 +1,172 @@
+"""Parts that offload() streams: homes on the host, frames on the device, and the change of both.
+
+The tensors of a part keep their storages. While a part is in use, its storages point to a frame,
+else to their home: views and saved tensors follow, because torch reads the pointer whenever it
+queues work. The pointer lies in a private struct of torch, in a word that is found by a trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from managedmem import CUDAError
+from managedmem._managedmem import _Frames, _Slab
+
+_WORDS = 16  # of the struct behind a storage, among which the pointer is
+
+
+class Span:
+    """Bytes of a slab as torch reads them; keeps the slab."""
+
+    def __init__(self, slab: _Slab, offset: int, nbytes: int) -> None:
+        self.slab = slab
+        self.address = slab.handle + offset
+        self.nbytes = nbytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.address, False),
+            "version": 3,
+        }
+
+    def tensor(self, place: torch.device) -> Tensor:
+        """A tensor of bytes with a storage of its own, which keeps the slab."""
+        if place.type == "cuda":
+            return torch.as_tensor(self, device=place)
+        array = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
+        array.span = self  # type: ignore[attr-defined]
+        return torch.frombuffer(array, dtype=torch.uint8)
+
+
+# --- the pointer of a storage -------------------------------------------------------------
+
+
+@cache
+def _word_of_pointer() -> int | None:
+    """The index of the word with the pointer; None if this torch has it elsewhere."""
+    memory = (ctypes.c_uint8 * 64)(), (ctypes.c_uint8 * 64)(*[7] * 64)
+    first, second = map(ctypes.addressof, memory)
+    base = torch.frombuffer(memory[0], dtype=torch.uint8)
+    view = base.view(torch.int16)[4:]
+    words = (ctypes.c_uint64 * _WORDS).from_address(base.untyped_storage()._cdata)
+    places = [i for i, word in enumerate(words) if word == first]
+    if len(places) != 1:
+        return None
+    words[places[0]] = second
+    followed = base.data_ptr() == second and view.data_ptr() == second + 8 and int(view[0]) == 0x707
+    words[places[0]] = first
+    return places[0] if followed and base.data_ptr() == first else None
+
+
+def can_move_storages() -> bool:
+    """True if the pointers of storages can be changed with this torch."""
+    return _word_of_pointer() is not None
+
+
+def _pointer_of(storage: torch.UntypedStorage) -> ctypes.c_uint64:
+    """The pointer of a storage, which must be kept."""
+    index = _word_of_pointer()
+    assert index is not None
+    return ctypes.c_uint64.from_address(storage._cdata + 8 * index)
+
+
+# --- a part -------------------------------------------------------------------------------
+
+
+class FramedPart:
+    """A part with its home, in a set of frames. Safe from every thread."""
+
+    def __init__(
+        self,
+        frames: _Frames,
+        slab: _Slab,
+        offset: int,
+        storages: Iterable[torch.UntypedStorage],
+        tensors: Iterable[Tensor],
+        is_written: bool,
+        is_unwatched: bool,
+    ) -> None:
+        self.frames = frames
+        self.slab = slab
+        self.start = slab.handle + offset
+        self.storages = list(storages)
+        self.pointers = [(_pointer_of(s), s.data_ptr() - self.start) for s in self.storages]
+        self.nbytes = max(s.data_ptr() - self.start + s.nbytes() for s in self.storages)
+        # Tensors that were made in inference mode count no writes.
+        self.tensors = [t for t in tensors if not t.is_inference()]
+        self.number = frames.add(self.start, self.nbytes, is_written)
+        self.uses = 0
+        self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
+        self.is_written = False  # by a use that is over, while others go on
+        self.lock = threading.RLock()  # a collection may end uses in it
+        self.writes = self._count_writes()
+
+    def acquire(self, stream: int | None, writes: bool) -> bool:
+        """Let the tensors point to a frame for work on the stream; False if they stay at home.
+
+        release() must follow True.
+        """
+        with self.lock:
+            if self.uses == 0 and self._count_writes() != self.writes:
+                self.note_writes(stream)
+        address = self.frames.acquire(self.number, writes, stream or 0)
+        if address == 0:
+            return False
+        with self.lock:
+            self.uses += 1
+            self._point_to(address)
+        return True
+
+    def release(self, stream: int | None, written: bool) -> bool:
+        """End a use; True if the part is on its way home, for which settle() waits.
+
+        If the driver refuses the way home, the part stays in its frame.
+        """
+        with self.lock:
+            counted = self._count_writes() != self.writes
+            self.is_written = self.is_written or written or self.is_unwatched or counted
+            if self.uses == 1 and self.is_written:
+                self.frames.release(self.number, True, stream or 0)
+                self.is_written = False
+                self.writes = self._count_writes()
+                self.uses = 0
+                self._point_to(self.start)
+                return True
+            self.uses -= 1
+            if self.uses == 0:
+                self._point_to(self.start)
+        self.frames.release(self.number, False, stream or 0)
+        return False
+
+    def note_writes(self, stream: int | None) -> None:
+        """The work on the stream may have written the tensors at home."""
+        self.writes = self._count_writes()
+        with contextlib.suppress(CUDAError):  # the device was waited for instead
+            self.frames.changed(self.number, stream or 0)
+
+    def go_home(self, place: torch.device) -> None:
+        """Let the tensors point home; a part for which the driver refused the way is copied."""
+        with self.lock:
+            for storage, (_, offset) in zip(self.storages, self.pointers, strict=True):
+                if storage.data_ptr() != self.start + offset:
+                    home = Span(self.slab, self.start + offset - self.slab.handle, storage.nbytes())
+                    frame = torch.empty(0, dtype=torch.uint8, device=place).set_(storage)
+                    home.tensor(place).copy_(frame)
+            self._point_to(self.start)
+
+    def _count_writes(self) -> int:
+        return sum(t._version for t in self.tensors)
+
+    def _point_to(self, start: int) -> None:
+        for pointer, offset in self.pointers:
+            pointer.value = start + offset
