@@ -190,7 +190,6 @@ with Stream() as stream:
     def test_it_has_no_policy_that_could_be_read(self):
         run("""
 view = memory()
-refused(ValueError, "system memory", lambda: mm.MigrationPolicy().apply(view))
 refused(ValueError, "system memory", lambda: mm.MigrationPolicy.of(view))
 """)
 
@@ -213,6 +212,105 @@ assert not [call for call in calls if "Discard" in call.name]
 plan = PrefetchPlan([(Array(8, 2, stride=-8), Host())])
 assert plan[0].pointer == 0 and plan[0].nbytes == 9
 """)
+
+
+ADVICE = """
+from managedmem import MigrationPolicy
+NAMES = ["", "set_read", "unset_read", "set_preferred", "unset_preferred", "set_by", "unset_by"]
+def ordinal(args):
+    return args["id"] if args["type"] == 1 else -1
+def given(call):
+    "The advice that a call gives: names and ordinals; -1 is the host."
+    with mm.emulator.recording() as calls:
+        call()
+    return [(NAMES[c.args["advice"]], ordinal(c.args)) for c in calls if c.name == "cuMemAdvise"]
+view = memory()
+buf = ManagedBuffer.from_handle(address(view), len(view), owner=view)
+NOTHING = [("unset_preferred", -1), ("unset_read", -1), ("unset_by", 0), ("unset_by", 1),
+           ("unset_by", -1)]
+SHARED = [*NOTHING[:2], ("set_by", 0), ("unset_by", 1), ("unset_by", -1)]
+"""
+
+
+def run_advice(code, emulator=PAGEABLE + ",devices=2"):
+    run(ADVICE + code, emulator=emulator)
+
+
+class TestAdvice:
+    """It cannot be queried, so that all of it is given, each time."""
+
+    def test_a_policy(self):
+        run_advice("""
+policy = MigrationPolicy.shared([Device(0)])
+assert given(lambda: policy.apply(view)) == SHARED
+assert given(lambda: policy.apply(buf)) == SHARED
+assert given(lambda: policy.apply(view, unsupported="skip")) == SHARED
+assert given(lambda: MigrationPolicy.prefer(Host(numa_id=0)).apply(view))[0] == (
+    "set_preferred", -1)
+""")
+
+    def test_the_end_of_a_block_leaves_none(self):
+        run_advice("""
+applied = MigrationPolicy.shared([Device(0)]).applied(view)
+assert given(applied.__enter__) == SHARED
+assert given(applied.restore) == NOTHING
+""")
+
+    def test_a_policy_beside_managed_memory(self):
+        run_advice("""
+with mm.empty(4 * PAGE) as managed:
+    managed.read_mostly = True
+    with MigrationPolicy.shared([Device(0)]).applied([managed, view]):
+        assert MigrationPolicy.of(managed) == MigrationPolicy.shared([Device(0)])
+    assert MigrationPolicy.of(managed) == MigrationPolicy.read_duplicated()
+""")
+
+    def test_a_policy_that_fails(self):
+        run_advice("""
+def fails():
+    mm.emulator.fail("cuMemAdvise", 3)
+    refused(mm.CUDAError, "999", lambda: MigrationPolicy.shared([Device(0)]).apply(view))
+assert given(fails) == SHARED[:3] + NOTHING
+""")
+
+    def test_accessed_by(self):
+        run_advice("""
+members = buf.accessed_by
+assert given(lambda: members.add(Device(1))) == [("set_by", 1)]
+assert given(lambda: members.update([Device(0), Host()])) == [("set_by", 0), ("set_by", -1)]
+assert given(lambda: members.discard(Device(1))) == [("unset_by", 1)]
+assert given(lambda: members.difference_update([Host()])) == [("unset_by", -1)]
+assert given(lambda: members.intersection_update([Host()])) == [("unset_by", 0), ("unset_by", 1)]
+assert given(members.clear) == NOTHING[2:]
+def assign():
+    buf.accessed_by = [Device(0)]
+assert given(assign) == [("unset_by", 1), ("unset_by", -1), ("set_by", 0)]
+for reads in (lambda: set(members), lambda: members.remove(Host()), members.pop,
+              lambda: members.symmetric_difference_update([Host()])):
+    assert given(lambda: refused(ValueError, "is system memory", reads)) == []
+""")
+
+    def test_an_assignment_that_fails_sets_nothing(self):
+        run_advice("""
+def assign():
+    buf.accessed_by = [Device(0), Device(1)]
+def fails():
+    mm.emulator.fail("cuMemAdvise", 3)
+    refused(mm.CUDAError, "999", assign)
+assert given(fails) == [("unset_by", -1), ("set_by", 0), ("set_by", 1), ("unset_by", 0)]
+""")
+
+    def test_elsewhere(self):
+        run_advice(
+            """
+policy = MigrationPolicy.shared([Device(0)])
+words = "pageable_memory_access (Device(0) lacks it)"
+refused(ValueError, words, lambda: policy.apply(view))
+refused(ValueError, words, lambda: buf.accessed_by.add(Device(0)))
+assert policy.apply(view, unsupported="skip") == 1
+""",
+            emulator="pageable=0,devices=2",
+        )
 
 
 class TestElsewhere:

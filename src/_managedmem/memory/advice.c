@@ -378,7 +378,7 @@ unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation lo
 
     assert(mm_in_scope());
     assert(is_setting(set));
-    while (code == CUDA_SUCCESS && range.size > 0) {
+    while (code == CUDA_SUCCESS && range.size > 0 && range.allocation != 0) {
         mm_range page = mm_first_page(range);
         if (is_recorded(cu, page, set, location)) {
             code = cu->MemAdvise(page.start, page.size, unset, unset_location);
@@ -627,7 +627,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
          * error. So added members are queried, and all removed members are set again. */
         (void)query_members(cu, range, &now); /* empty if the query fails */
         unset_members(cu, range, added & (done | now));
-        set_members(cu, range, removed);
+        set_members(cu, range, range.allocation != 0 ? removed : 0); /* else they are not known */
     }
     mm_scope_leave(&scope);
     if (begun != 0 && rc == 0) {

@@ -140,7 +140,8 @@ advise_span(change *c)
         location = recorded_preference(c, c->wanted);
     }
     rc = mm_range_advise_once(c->cu, c->span, advice, location, &st);
-    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(location)) {
+    if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(location)
+        && c->span.allocation != 0) {
         rc = settle_span_node(c, location, &st);
     }
     if (begun != 0 && rc == 0 && is_first_advice(c)) {
@@ -164,7 +165,8 @@ has_wanted_record(const change *c, const mm_policy *present, const mm_policy *wa
 }
 
 /* Extends the span by pages, or advises it and begins another one. A whole span is advised even if
- * only some of its pages lack the advice, because the records of the others may be wrong. */
+ * only some of its pages lack the advice, because the records of the others may be wrong. System
+ * memory has no records, and counts as lacking all advice. */
 static void
 extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
 {
@@ -180,7 +182,7 @@ extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy
         c->lacking = false;
     }
     c->span.size += pages.size;
-    c->lacking = c->lacking || !has_wanted_record(c, present, wanted);
+    c->lacking = c->lacking || pages.allocation == 0 || !has_wanted_record(c, present, wanted);
 }
 
 /* The same for pages with one record and one wanted policy, which may need a call for each
@@ -191,6 +193,9 @@ extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const 
     CUdeviceptr page = mm_page_size(), end = mm_range_end(pages);
 
     assert(pages.size > 0);
+    if (c->grouping != GROUP_ADJACENT && pages.allocation == 0) {
+        return; /* has no record to settle */
+    }
     while (c->grouping == GROUP_SINGLE && pages.start / page < (end - 1) / page) {
         mm_range first = mm_first_page(pages);
         extend_span(c, first, present, wanted);
@@ -235,11 +240,22 @@ change_all_attributes(change *c, const mm_page_runs *from, const mm_page_runs *t
     }
 }
 
+/* The driver does not tell the advice of system memory: it gets one run without a policy. */
+static int
+read_runs(mm_driver *cu, mm_range range, mm_page_runs *runs, mm_status *st)
+{
+    mm_page_run unknown = {.range = range};
+
+    return range.allocation == 0 && range.size > 0
+               ? mm_page_runs_append(runs, &unknown, st)
+               : mm_page_runs_read(cu, range, MM_BY_RECORD, runs, st);
+}
+
 static int
 read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status *st)
 {
     for (size_t i = 0; i < list->count; i++) {
-        if (mm_page_runs_read(cu, list->run[i].range, MM_BY_RECORD, now, st) < 0) {
+        if (read_runs(cu, list->run[i].range, now, st) < 0) {
             return -1;
         }
     }
@@ -322,7 +338,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory to sort %zu ranges", b->count);
     }
     for (size_t i = 0; rc == 0 && i < b->count; i++) {
-        rc = mm_page_runs_read(cu, b->transfers[i].range, MM_BY_RECORD, runs, st);
+        rc = read_runs(cu, b->transfers[i].range, runs, st);
     }
     if (rc < 0) {
         mm_page_runs_free(runs);
@@ -359,6 +375,7 @@ matches_runs(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
     same = present.count == list->count;
     for (size_t i = 0; same && i < present.count; i++) {
         same = present.run[i].range.start == list->run[i].range.start
+               && present.run[i].range.allocation != 0
                && mm_same_policy(&present.run[i].policy, &list->run[i].policy);
     }
     mm_page_runs_free(&present);

@@ -14,7 +14,8 @@ MM_NODISCARD int mm_policy_advise_new(mm_driver *cu, mm_range memory, const mm_p
 
 /* The other functions merge the batch first and ignore its locations. */
 
-/* The runs of all ranges; an empty list on failure. */
+/* The runs of all ranges; an empty list on failure. The driver does not tell the advice of system
+ * memory: its ranges are runs without a policy, to which restoring brings them. */
 MM_NODISCARD int mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st);
 
 /* Makes the advice on every page equal to the policy. On success *before has the earlier advice.

@@ -397,19 +397,45 @@ set_xor(PyObject *left, PyObject *right)
 
 typedef enum { UNION, INTERSECTION, DIFFERENCE, SYMMETRIC_DIFFERENCE } set_operation;
 
-static mm_location_set
-combine_sets(set_operation operation, mm_location_set a, mm_location_set b)
+static int
+read_before(const mm_set_kind *kind, PyObject *owner, mm_location_set removed,
+            mm_location_set *set)
 {
+    return kind->read_before != NULL ? kind->read_before(owner, removed, set)
+                                     : kind->read(owner, set);
+}
+
+/* Changes that need not know the members before. */
+static int
+add_and_remove(const mm_set_kind *kind, PyObject *owner, mm_location_set added,
+               mm_location_set removed)
+{
+    mm_location_set now, wanted;
+
+    assert((added & removed) == 0);
+    if (read_before(kind, owner, removed, &now) < 0) {
+        return -1;
+    }
+    wanted = (now & ~removed) | added;
+    return now == wanted ? 0 : kind->change(owner, now, wanted);
+}
+
+/* Changes the set by an operand that has been read. */
+static int
+apply_operand(const set_object *s, set_operation operation, mm_location_set operand)
+{
+    mm_location_set now;
+
     switch (operation) {
     case UNION:
-        return a | b;
+        return add_and_remove(s->kind, s->owner, operand, 0);
     case INTERSECTION:
-        return a & b;
+        return add_and_remove(s->kind, s->owner, 0, ~operand);
     case DIFFERENCE:
-        return a & ~b;
+        return add_and_remove(s->kind, s->owner, 0, operand);
     default:
         assert(operation == SYMMETRIC_DIFFERENCE);
-        return a ^ b;
+        return read_set(s, &now) < 0 ? -1 : change_set(s, now, now ^ operand);
     }
 }
 
@@ -420,7 +446,7 @@ change_members(PyObject *op, set_operation operation, PyObject *const *others, P
 {
     const set_object *s = set_of(op);
     bool strict = operation == UNION || operation == SYMMETRIC_DIFFERENCE;
-    mm_location_set operand = operation == INTERSECTION ? ~(mm_location_set)0 : 0, one, now;
+    mm_location_set operand = operation == INTERSECTION ? ~(mm_location_set)0 : 0, one;
 
     for (Py_ssize_t i = 0; i < count; i++) {
         if (mm_set_read_members(s->state, s->kind, s->owner, others[i], strict, &one) < 0) {
@@ -428,7 +454,7 @@ change_members(PyObject *op, set_operation operation, PyObject *const *others, P
         }
         operand = operation == INTERSECTION ? operand & one : operand | one;
     }
-    return read_set(s, &now) < 0 ? -1 : change_set(s, now, combine_sets(operation, now, operand));
+    return apply_operand(s, operation, operand);
 }
 
 static PyObject *
@@ -503,37 +529,25 @@ static PyObject *
 set_add(PyObject *op, PyObject *value)
 {
     const set_object *s = set_of(op);
-    mm_location_set member = 0, now;
+    mm_location_set member = 0;
 
-    if (s->kind->read_member(s->state, s->owner, value, true, &member) < 0 || read_set(s, &now) < 0
-        || change_set(s, now, now | member) < 0) {
+    if (s->kind->read_member(s->state, s->owner, value, true, &member) < 0
+        || add_and_remove(s->kind, s->owner, member, 0) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
-}
-
-/* Removes a member. *removed is true if the value was a member. */
-static int
-remove_member(const set_object *s, PyObject *value, mm_location_set *member, bool *removed)
-{
-    mm_location_set now;
-
-    if (find_member(s->state, s->kind, s->owner, value, member) < 0 || read_set(s, &now) < 0) {
-        return -1;
-    }
-    *removed = (now & *member) != 0;
-    return change_set(s, now, now & ~*member);
 }
 
 static PyObject *
 set_discard(PyObject *op, PyObject *value)
 {
     const set_object *s = set_of(op);
-    mm_location_set member;
-    bool removed;
+    mm_location_set member, now;
 
-    if (remove_member(s, value, &member, &removed) < 0
-        || (!removed && member != 0 && s->kind->remove_partial != NULL
+    if (find_member(s->state, s->kind, s->owner, value, &member) < 0
+        || read_before(s->kind, s->owner, member, &now) < 0
+        || change_set(s, now, now & ~member) < 0
+        || ((member & ~now) != 0 && s->kind->remove_partial != NULL
             && s->kind->remove_partial(s->owner, member) < 0)) {
         return NULL;
     }
@@ -543,14 +557,15 @@ set_discard(PyObject *op, PyObject *value)
 static PyObject *
 set_remove(PyObject *op, PyObject *value)
 {
-    mm_location_set member;
+    const set_object *s = set_of(op);
+    mm_location_set member, now;
     PyObject *args;
-    bool removed;
 
-    if (remove_member(set_of(op), value, &member, &removed) < 0) {
+    if (find_member(s->state, s->kind, s->owner, value, &member) < 0 || read_set(s, &now) < 0
+        || change_set(s, now, now & ~member) < 0) {
         return NULL;
     }
-    if (!removed) {
+    if ((now & member) == 0) {
         args = PyTuple_Pack(1, value); /* a tuple alone would become the arguments of KeyError */
         if (args != NULL) {
             PyErr_SetObject(PyExc_KeyError, args);
@@ -582,9 +597,7 @@ set_pop(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 set_clear_members(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    mm_location_set now;
-
-    if (read_set(set_of(op), &now) < 0 || change_set(set_of(op), now, 0) < 0) {
+    if (add_and_remove(set_of(op)->kind, set_of(op)->owner, 0, ~(mm_location_set)0) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -593,7 +606,7 @@ set_clear_members(PyObject *op, PyObject *Py_UNUSED(none))
 int
 mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
-    mm_location_set members, now;
+    mm_location_set members;
 
     assert(value != NULL); /* the property refuses to be deleted */
     if (kind->is_closed(owner)) {
@@ -603,11 +616,10 @@ mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObjec
     if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {
         return 0;
     }
-    if (mm_set_read_members(state, kind, owner, value, true, &members) < 0
-        || kind->read(owner, &now) < 0) {
+    if (mm_set_read_members(state, kind, owner, value, true, &members) < 0) {
         return -1;
     }
-    return now == members ? 0 : kind->change(owner, now, members);
+    return add_and_remove(kind, owner, members, ~members);
 }
 
 /* --- the type --------------------------------------------------------------------------- */

@@ -16,6 +16,10 @@ typedef struct {
     /* Queries the driver for the members. */
     int (*read)(PyObject *owner, mm_location_set *set);
 
+    /* The members before a change that removes some. Where they cannot be queried, those to be
+     * removed, so that the change advises all that it names. NULL if they always can. */
+    int (*read_before)(PyObject *owner, mm_location_set removed, mm_location_set *set);
+
     /* Changes one set to another, which must differ; all or nothing. */
     int (*change)(PyObject *owner, mm_location_set from, mm_location_set to);
 

@@ -34,6 +34,28 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     return mm_raise_failure(b->state, rc, &st);
 }
 
+/* The driver does not tell the advice of system memory. */
+static int
+read_accessed_by_before(PyObject *owner, mm_location_set removed, mm_location_set *set)
+{
+    mm_buffer *b = mm_buffer_of(owner);
+    mm_buffer_use use;
+    mm_status st;
+    int rc = 0;
+
+    if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
+        return -1;
+    }
+    if (use.range.allocation == 0 && use.range.size > 0) {
+        mm_location_set devices = ((mm_location_set)1 << use.cu->device_count) - 1;
+        *set = removed & (devices | mm_location_bit(mm_host()));
+    } else {
+        rc = mm_range_accessed_by(use.cu, use.range, set, &st);
+    }
+    mm_buffer_leave(&use);
+    return mm_raise_failure(b->state, rc, &st);
+}
+
 typedef struct {
     mm_location_set from, to;
 } member_change;
@@ -111,6 +133,7 @@ static const mm_set_kind accessed_by = {
     .is_closed = is_buffer_closed,
     .raise_closed = raise_buffer_closed,
     .read = read_accessed_by,
+    .read_before = read_accessed_by_before,
     .change = change_accessed_by,
     .remove_partial = remove_partial_accessed_by,
     .read_location = mm_read_location,
@@ -152,6 +175,10 @@ PyDoc_STRVAR(
     "Methods that add raise TypeError for objects that are not locations and ValueError for NUMA hosts;\n"
     "`in`, operators and methods that remove accept any object. All raise RuntimeError when the buffer is\n"
     "closed.\n"
+    "\n"
+    "Of system memory, which devices with pageable_memory_access reach, the members cannot be queried:\n"
+    "reading them, remove(), pop() and ^= raise ValueError; the other changes advise all that they name,\n"
+    "and an assignment unsets every other location.\n"
     "Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
     "other's change. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
 

@@ -34,7 +34,7 @@ mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets, bool
     mm_targets t;
 
     assert(Py_TYPE(policy) == state->policy_type);
-    if (mm_targets_read_or_skip(state, targets, MM_QUERY, skips, &t) < 0) {
+    if (mm_targets_read_or_skip(state, targets, MM_ADVISE, skips, &t) < 0) {
         return NULL;
     }
     self = mm_alloc_object(state->applied_policy_type);
@@ -80,7 +80,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     int rc;
 
     assert(policy != NULL && !PyErr_Occurred());
-    if (mm_targets_read_or_skip(state, targets, MM_QUERY, skips, t) < 0) {
+    if (mm_targets_read_or_skip(state, targets, MM_ADVISE, skips, t) < 0) {
         return -1;
     }
     if (mm_targets_hold_roots(t) < 0) {
@@ -262,7 +262,7 @@ PyDoc_STRVAR(
     "\n"
     "Entering applies it as MigrationPolicy.apply() does. Leaving, also by an exception, restores\n"
     "the advice that every page had before, even where the block changed it, with only the advice that\n"
-    "differs. Memory that was closed or freed is left out; a closed view is restored as long\n"
+    "differs. Of system memory no earlier advice can be read: all of its advice is unset. Memory that was closed or freed is left out; a closed view is restored as long\n"
     "as its buffer is open. Blocks can be nested, each with an object of its own. An object can be\n"
     "entered again after its block; entering it while it is applied raises RuntimeError.\n"
     "\n"

@@ -498,11 +498,17 @@ is_target_present(const mm_targets *t, Py_ssize_t i)
 {
     PyObject *item = PyTuple_GetItem(t->items, i);
     mm_range range = t->batch.transfers[i].range;
+    mm_pointer_attributes attributes;
     mm_status st;
 
     if (range.size == 0
         || (mm_is_buffer(t->state, item) && mm_buffer_is_closed(mm_buffer_of(item)))) {
         return 0;
+    }
+    if (range.allocation == 0) {
+        int rc = mm_pointer_query(t->cu, range.start, &attributes, &st);
+        return rc == 0 ? !attributes.managed && attributes.type == 0
+                       : mm_raise_failure(t->state, rc, &st);
     }
     if (mm_range_check(t->cu, &range, MM_QUERY, &st) == 0) {
         return range.allocation == t->batch.transfers[i].range.allocation;
