@@ -26,6 +26,7 @@ PARTS = (
     "trace/block_table",
     "trace/event_order",
     "trace/foreign_search",
+    "trace/host_views",
     "trace/memory_index",
     "trace/page_replay",
     "trace/sums",

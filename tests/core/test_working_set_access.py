@@ -1,5 +1,7 @@
 """What a WorkingSet moves by the access of its groups and uses, and that contents stay right."""
 
+import time
+
 import pytest
 
 from constants import EMULATED, PAGE
@@ -254,4 +256,7 @@ def test_homes_are_near_the_device(layers, stream, access, ordinal):
         device.sync()
         if EMULATED:
             expected = home if home.numa_id else Host()
+            end = time.monotonic() + 10  # the thread of the set may have the move still to do
+            while emulator.residency(layers[0]) is not expected and time.monotonic() < end:
+                device.sync()
             assert emulator.residency(layers[0]) is expected

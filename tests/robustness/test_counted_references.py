@@ -60,6 +60,8 @@ def use_and_collect_a_working_set(buffer):
 
 # One maker per heap type of the extension: makes an object of it and lets it go again.
 MAKERS = {
+    "_Slab": lambda b: _managedmem._Slab(0, 4096, True),
+    "_Frames": lambda b: _managedmem._Frames(0, 4096, True),
     "Host": lambda b: Host(numa_id=1),
     "Device": lambda b: Device(0),
     "Stream": lambda b: Stream().close(),

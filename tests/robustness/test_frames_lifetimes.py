@@ -78,7 +78,7 @@ frames.end_round()
 frames.end_round()
 frames.begin_round(stream.handle)
 frames.end_round()
-numbers = frames.stats()
+numbers, _ = frames.stats()
 assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
 """)
 

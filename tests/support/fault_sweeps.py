@@ -55,6 +55,7 @@ MAKES = {
     "cuDevicePrimaryCtxRetain",
     "cuEventCreate",
     "cuMemAllocFromPoolAsync",
+    "cuMemAlloc",
     "cuMemAllocManaged",
     "cuMemHostAlloc",
     "cuMemPoolCreate",

@@ -46,7 +46,7 @@ def use_parts(w, host_waits=False):
     w.stream.sync()
     frames.close()
     assert frames.acquire(0, False, stream) == 0
-    return frames.stats()["room"]
+    return frames.stats()[0]["room"]
 
 
 def drop_in_use(w):
