@@ -84,8 +84,8 @@ def is_plain(tensor):
     ("function", "budget"),
     [
         ("_home_of", 50 << 10),
-        ("_place", 50 << 10),
-        ("_unstage", 240 << 10),
+        ("provide", 50 << 10),
+        ("empty", 240 << 10),
         ("adam", 220 << 10),
     ],
 )

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import managedmem
 from constants import EMULATED
 from offloaded import LAYER, assert_same_module, batch, layers, nn, same
 from programs import run_python
@@ -94,7 +95,8 @@ class TestDistributed:
                 wrapped(batch(handle)).sum().backward()
             for one, other in zip(model.parameters(), reference.parameters(), strict=True):
                 assert same(one.grad, other.grad)
-                assert mt.is_managed(one.grad)
+                place = managedmem.ManagedBuffer.from_handle(one.grad.data_ptr(), one.grad.nbytes)
+                assert place.is_host_accessible and place.is_device_accessible
 
     def test_a_wrapped_module_is_refused(self, alone, on):
         wrapped = nn.parallel.DistributedDataParallel(layers(2, on=on))

@@ -88,6 +88,13 @@ def hosted_state(optimizer):
     return there, len(large) - there
 
 
+def hosted_gradients(model):
+    """The gradients that the host and devices reach."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    places = [(g, managedmem.ManagedBuffer.from_handle(g.data_ptr(), g.nbytes)) for g in grads]
+    return [g for g, p in places if p.is_host_accessible and p.is_device_accessible]
+
+
 def lists_of(optimizer):
     """The tensors in lists of an optimizer's state, as LBFGS has them."""
     values = [v for state in optimizer.state.values() for v in state.values()]
@@ -120,7 +127,7 @@ class TestSteps:
             pair = Pair(on)
             with pair.offload(budget) as handle:
                 pair.step()
-                grads = sum(mt.is_managed(p.grad) for p in pair.model.parameters())
+                grads = len(hosted_gradients(pair.model))
                 found[name] = (handle.stats()["groups"], grads, hosted_state(pair.optimizer))
         assert found == {
             "streamed": (4, 8, (16, 0)),
@@ -180,21 +187,51 @@ class TestSteps:
             assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
             pair.check()
 
-    def test_state_without_page_locked_memory(self, on, monkeypatch):
-        def refuse(nbytes):
+    def test_state_and_gradients_without_page_locked_memory(self, on, monkeypatch):
+        """They stay on the device, and are counted."""
+
+        def refuse(*given):
             raise MemoryError
 
-        monkeypatch.setattr("managedmem.torch._offload_optimizer._page_locked", refuse)
         for budget in ("streamed", "some state"):
             pair = Pair(on)
-            with pair.offload(BUDGETS[budget]):
+            with pair.offload(BUDGETS[budget]) as handle, monkeypatch.context() as patch:
+                for module in ("optimizer", "places"):
+                    patch.setattr(f"managedmem.torch._offload_{module}._Slab", refuse)
                 pair.step()
                 pair.step()
-                assert hosted_state(pair.optimizer) == (16, 0)
-                states = pair.optimizer.state.values()
-                assert all(mt.is_managed(state["exp_avg"]) for state in states)
+                assert hosted_state(pair.optimizer) == (0, 16)
+                assert hosted_gradients(pair.model) == []
+                assert handle.stats()["failures"] > 0
                 pair.check()
             pair.check()
+
+    @pytest.mark.emulator_only  # copies of CPU tensors are seen one by one
+    def test_bytes_that_a_step_copies(self, monkeypatch):
+        """Gradients and state go home once and come once; a bias of state takes 512 bytes."""
+        pair = Pair("cpu", model=layers(12, on="cpu"))
+        size = sum(p.nbytes for p in pair.model.parameters())
+        original, counts = torch.Tensor.copy_, {"home": 0, "device": 0}
+        with pair.offload(size + 8 * LAYER) as handle:
+            pair.step()
+            pair.step()
+            homes = [home.host for home in handle._gradients]
+            homes += [part.home.host for part in handle._step.parts]
+            starts = {home.data_ptr() for home in homes}
+
+            def counted(to, source, *options, **named):
+                counts["home"] += to.nbytes * (to.data_ptr() in starts)
+                counts["device"] += to.nbytes * (source.data_ptr() in starts)
+                return original(to, source, *options, **named)
+
+            monkeypatch.setattr(torch.Tensor, "copy_", counted)
+            pair.step()
+            monkeypatch.undo()
+            (ring,) = handle._step.rings.values()
+            assert ring.filled == 3 * 12
+            assert handle.stats()["failures"] == 0
+            pair.check()
+        assert counts["home"] == counts["device"] == 3 * size + 12 * 2 * 256
 
     def test_state_is_beside_the_limit_of_results(self, on):
         """And what is too much for it is freed with the handle."""
@@ -406,8 +443,7 @@ class TestGradients:
 
                 pair.each(backward)
             pair.check()
-            gradients = [f"{name}.grad" for name, _ in pair.model.named_parameters()]
-            assert managed_tensors(pair.model) == gradients
+            assert len(hosted_gradients(pair.model)) == 2 * COUNT
             pair.each(lambda model, optimizer: optimizer.step())
             pair.each(lambda model, optimizer: optimizer.zero_grad(set_to_none=False))
             pair.step()
@@ -709,7 +745,7 @@ class TestOptimizers:
         counts = {}
         for call in calls:
             counts[call.name] = counts.get(call.name, 0) + 1
-        del counts["cuMemFree"], counts["cuMemFreeHost"]  # what cannot be freed stays
+        del counts["cuMemFree"], counts["cuMemHostUnregister"]  # what cannot be freed stays
         lost = 0
         places = [(name, nth) for name, n in counts.items() for nth in {1, n // 2 + 1}]
         for name, nth in places:

@@ -38,12 +38,9 @@ from managedmem.torch._offload_compiled import check_graphs, drop_compiled
 from managedmem.torch._offload_coverage import Coverage, Watch
 from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._offload_frames import FramedPart, can_move_storages
+from managedmem.torch._offload_gradients import GradientHome, GradientRoom
 from managedmem.torch._offload_hooks import Announcer, Places, Versions
-from managedmem.torch._offload_optimizer import (
-    GradientHome,
-    SplitStep,
-    StepPart,
-)
+from managedmem.torch._offload_optimizer import SplitStep, StepPart
 from managedmem.torch._offload_places import (
     Moved,
     Target,
@@ -453,13 +450,15 @@ class Offload:
         self._shares = [lane.share for lane in self._lanes]
         lanes = [lane for lane in self._lanes if lane.share.can_be_exceeded()]
         for lane in lanes:
+            room = GradientRoom(lane.target, lane.share)
             for parameter in lane.share.all_that_may_train():
-                home = GradientHome(parameter, lane.target, lane.share)
+                home = GradientHome(parameter, room)
                 self._gradients.append(home)
                 lane.share.homes.append((parameter, home))
-                home(parameter, is_older=True)
+        for home in self._gradients:
+            home(home.parameter, is_older=True)
         if lanes:
-            self._step = SplitStep(optimizer, lanes)
+            self._step = SplitStep(optimizer, lanes, self._gradients)
             self._step.begin()
 
     @staticmethod

@@ -1,48 +1,37 @@
-"""Gradients and optimizer state that live on the host while a module is offloaded.
+"""Optimizer state that lives on the host while a module is offloaded, and the step in parts.
 
-A gradient goes home when it has been accumulated. An optimizer that updates each parameter by
-itself steps part by part; the state of a part visits a scratch on the device where the budget has
-room, and is else read and written over the bus. State lies in page-locked memory, because the two
-copy engines of a device move it in both directions at once, which kernels do not.
+An optimizer that updates each parameter by itself steps part by part. State and gradients of a
+part visit a ring of scratch on the device where the budget has room for it, and are else read and
+written over the bus. State lies in page-locked memory, because the two copy engines of a device
+move it in both directions at once, which kernels do not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.utils.hooks import RemovableHandle
 
-import managedmem
-from managedmem import CUDAError, Device, ManagedBuffer
-from managedmem._managedmem import _page_locked, _results_trim
-from managedmem.torch._moving import (
-    _allocate_places,
-    _as_bytes,
-    _Block,
-    _blocks,
-    _fill,
-    _on,
-    _pages_of,
-    _place_in,
-    _swap,
-)
-from managedmem.torch._offload_frames import FramedPart
+from managedmem import CUDAError
+from managedmem._managedmem import _Slab
+from managedmem.torch._moving import _blocks, _fill, _on, _swap
+from managedmem.torch._offload_frames import FramedPart, Span
+from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_hooks import begin_use, end_use
-from managedmem.torch._offload_partial import PartialStep
-from managedmem.torch._offload_places import Target
-from managedmem.torch._offload_shares import Share, state_of
-from managedmem.torch._tensors import extent_of
+from managedmem.torch._offload_partial import PartialStep, Staged
+from managedmem.torch._offload_places import ALIGNMENT, Memory, Target, size_of
+from managedmem.torch._offload_ring import Region, Ring
+from managedmem.torch._offload_shares import Share, copies_of, state_of
 
 # They update each parameter from its own gradient and state alone: parts give the same numbers.
 _BY_PARAMETER = {
@@ -60,158 +49,9 @@ _BY_PARAMETER = {
 }
 # The others raise for sparse gradients.
 _TAKE_SPARSE: set[type[optim.Optimizer]] = {optim.SGD, optim.Adagrad}
-_SLOTS = 3  # one part comes, one is updated, one goes
+_VISITORS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
-
-
-def _allocate_home(target: Target, nbytes: int) -> ManagedBuffer:
-    """Managed memory that stays on the host, and that kernels of the device reach."""
-    with target.current():
-        memory = managedmem.ManagedMemoryResource().allocate(nbytes)
-    _keep_home(memory, target)
-    return memory
-
-
-def _keep_home(memory: ManagedBuffer, target: Target) -> None:
-    managedmem.advise(memory, "set_preferred_location", Device(target.device).nearest_host)
-    managedmem.advise(memory, "set_accessed_by", target.device)
-
-
-def _copy(to: Tensor, source: Tensor) -> None:
-    """Copy bytes; on a GPU by a kernel, which reaches mapped memory at the speed of the link."""
-    if to.is_cuda and to.numel() % 8 == 0:
-        torch.add(source.view(torch.int64), 0, out=to.view(torch.int64))
-    else:
-        to.copy_(source)
-
-
-# --- gradients ----------------------------------------------------------------------------
-
-
-class GradientHome:
-    """The place of one parameter's gradient on the host."""
-
-    def __init__(self, parameter: Tensor, target: Target, share: Share) -> None:
-        self.parameter = parameter
-        self.target = target
-        self.share = share
-        self.base: Tensor | None = None
-        self.alone = 0  # _users(base) while nothing else refers to it
-        self.failures = 0
-        self.active = True
-        self.lock = threading.RLock()  # a collection inside of it may call remove()
-        self.handle = _hooked(parameter, _GradientHook(self))
-
-    def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
-        """Move a new gradient home; one that is there has been added to.
-
-        `is_older`: the gradient was made before the latest backward pass.
-        """
-        grad = parameter.grad
-        if not self.active or grad is None or self.is_home(grad):
-            return
-        if not self.share.sends_home(parameter):
-            return
-        with self.lock, torch.no_grad():
-            if self.is_home(grad) or not _is_plain(grad) or _is_shared(grad, is_older):
-                return  # another thread may have moved it
-            source = grad.data
-            try:
-                base = self._place(source.nbytes)
-            except CUDAError:  # without a place at home, it stays on the device
-                self.failures += 1
-                return
-            _copy(base, _bytes_of(source))
-            if self.active:  # else a collection has called remove() meanwhile
-                grad.data = _on(base, source, 0)  # the same object: the caller may refer to it
-
-    def stop(self) -> None:
-        """Leave gradients alone from now on."""
-        self.active = False
-        self.handle.remove()
-
-    def is_home(self, grad: Tensor) -> bool:
-        """True if a gradient lies in its place."""
-        if self.base is None or grad.layout is not torch.strided:
-            return False
-        return grad.untyped_storage().data_ptr() == self.base.untyped_storage().data_ptr()
-
-    def _place(self, nbytes: int) -> Tensor:
-        """Memory for a gradient: that of the last one, unless something else refers to it."""
-        if self.base is None or self.base.numel() != nbytes or _users(self.base) != self.alone:
-            memory = _allocate_home(self.target, nbytes)
-            self.base = _as_bytes(memory, self.target.place)
-            self.alone = _users(self.base)
-        return self.base
-
-
-class _GradientHook:
-    """A hook of a parameter, through which the garbage collector cannot see: torch's C++ has it."""
-
-    def __init__(self, home: GradientHome) -> None:
-        self.home = weakref.ref(home)
-
-    def __call__(self, parameter: Tensor) -> None:
-        home = self.home()
-        if home is not None:
-            home(parameter)
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
-
-
-def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """Hook a parameter, which may begin to require gradients later."""
-    required = parameter.requires_grad
-    try:
-        parameter.requires_grad_(True)  # torch refuses hooks of others
-        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
-        return handle
-    finally:
-        parameter.requires_grad_(required)
-
-
-def _inert() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*arguments: object) -> None:
-    """A hook of a copied parameter."""
-
-
-def _users(tensor: Tensor) -> int:
-    """The number of references to its memory, plus a constant."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """A dense tensor as bytes."""
-    storage = tensor.untyped_storage()
-    offset = tensor.data_ptr() - storage.data_ptr()
-    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return found.set_(storage, offset, (tensor.nbytes,), (1,))
-
-
-def _is_shared(grad: Tensor, is_older: bool) -> bool:
-    """True if the caller has the memory too, such as a flat buffer.
-
-    A new gradient may share memory with others that torch made in this pass, so only older ones
-    are counted: those from before it, and those that were added to.
-    """
-    if grad._is_view():  # torch makes none
-        return True
-    counts = is_older or grad.is_inference() or grad._version > 0
-    alone = torch.empty(1)  # memory with one reference
-    return counts and _users(grad) != _users(alone)
-
-
-def _is_plain(grad: Tensor) -> bool:
-    """True for dense memory that is not part of a graph."""
-    if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
-        return False
-    extent = extent_of("", grad)
-    return extent is not None and extent[1] - extent[0] == grad.nbytes
 
 
 # --- the step -----------------------------------------------------------------------------
@@ -324,23 +164,22 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class _StateHome:
-    """The state of a part of the parameters, in one allocation on the host."""
+    """The state of a part of the parameters, in one piece of page-locked memory."""
 
-    memory: ManagedBuffer
-    base: Tensor
-    host: Tensor | None  # the same bytes for copies, if they are page-locked
+    start: int
+    host: Tensor  # its bytes, for copies
     entries: list[_Entry]
 
     def holds(self, tensor: Tensor) -> bool:
         """True if a tensor lies in it."""
-        return 0 <= tensor.data_ptr() - self.base.data_ptr() < self.base.numel()
+        return 0 <= tensor.data_ptr() - self.start < self.host.numel()
 
-    def views(self, scratch: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each tensor with a replacement in a scratch."""
+    def views(self, region: Region) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor with a replacement in a region."""
         return [
-            (entry.tensor, _on(scratch, entry.tensor, entry.place + entry.offset))
-            for entry in self.entries
-            if self.holds(entry.tensor)
+            (e.tensor, _on(region.scratch, e.tensor, region.start + e.place + e.offset))
+            for e in self.entries
+            if self.holds(e.tensor)
         ]
 
 
@@ -355,26 +194,54 @@ class StepPart:
 
 
 @dataclass(slots=True, eq=False)
-class _Slot:
-    """A scratch on the device for the state of one part."""
+class _VisitOfGradient:
+    """A gradient, and its copy in a region."""
 
+    parameter: Tensor
+    grad: Tensor
+    host: Tensor
+    view: Tensor
+    version: int
     scratch: Tensor
-    free: torch.cuda.Event | None = None
+
+    @staticmethod
+    def of(
+        parameter: Tensor, grad: Tensor, home: GradientHome, region: Region, offset: int
+    ) -> _VisitOfGradient:
+        assert home.base is not None and home.host is not None
+        inside = grad.data_ptr() - home.base.data_ptr()
+        view = _on(region.scratch, grad, region.start + offset + inside)
+        scratch = region.scratch[offset : offset + home.nbytes]
+        return _VisitOfGradient(parameter, grad, home.host, view, view._version, scratch)
+
+    def is_written(self) -> bool:
+        return self.view._version != self.version
 
 
 @dataclass(slots=True, eq=False)
-class _Stage:
-    """The scratch memory of a device, and the streams that fill and empty it."""
+class _Visit:
+    """The state and the gradients of a part in a region of the ring."""
 
-    slots: list[_Slot] = field(default_factory=list)
-    inward: torch.cuda.Stream | None = None
-    outward: torch.cuda.Stream | None = None
-    turn: int = 0
+    ring: Ring
+    region: Region
+    home: _StateHome | None
+    state: list[tuple[Tensor, Tensor]]  # each tensor with its replacement
+    gradients: list[_VisitOfGradient] = field(default_factory=list)
 
-    def follow_outward(self) -> None:
-        """Make the current stream wait for the copies home, before others use the scratch."""
-        if self.outward is not None:
-            torch.cuda.current_stream(self.outward.device).wait_stream(self.outward)
+    def staged(self) -> Staged:
+        """What the step uses."""
+        return Staged(
+            {id(tensor): view for tensor, view in self.state},
+            {id(each.parameter): each.view for each in self.gradients},
+        )
+
+    def copy_home(self, scratch: Tensor) -> None:
+        """Queue the copies of what was written."""
+        if self.home is not None:
+            self.home.host.copy_(scratch[: self.home.host.numel()], non_blocking=True)
+        for each in self.gradients:
+            if each.is_written():
+                each.host.copy_(each.scratch, non_blocking=True)
 
 
 def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
@@ -400,15 +267,19 @@ class Lane(Protocol):
 class SplitStep:
     """Takes the place of optimizer.step()."""
 
-    def __init__(self, optimizer: optim.Optimizer, lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self, optimizer: optim.Optimizer, lanes: Sequence[Lane], gradients: Sequence[GradientHome]
+    ) -> None:
         self._optimizer = weakref.ref(optimizer, _forgetting(weakref.ref(self)))
         self.lanes = lanes
         self.parts: list[StepPart] = []
         self.ever: dict[int, StepPart] = {}  # by their ids, those of earlier groups too
         self.room: dict[Target, int] = {}  # bytes of scratch on each device
         self.known: set[int] = set()  # the ids of the parameters in parts
-        self.stages: dict[Target, _Stage] = {}
-        self.slot_bytes: dict[Target, int] = {}  # the largest state that fits in the room twice
+        self.rings: dict[Target, Ring] = {}
+        self.largest: dict[Target, int] = {}  # bytes of a part in the ring, if it has room
+        self.gradients = {id(home.parameter): home for home in gradients}
+        self.gradient_rooms = list({id(home.room): home.room for home in gradients}.values())
         self.failures = 0
         self.active = True
         self._seen: tuple[list[int], list[int]] = [], []  # the ids of parameters, the divisions
@@ -434,11 +305,12 @@ class SplitStep:
         link = None if optimizer is None else _link_of(vars(optimizer).get("step"))
         if optimizer is not None and link is not None and link.split() is self:
             link.take_back(optimizer)
-        self.stages = {}
+        self.rings = {}
 
     def forget(self) -> None:
         """Drop the memory at home, and free it."""
         ever, self.ever, self.parts = self.ever, {}, []
+        self.gradients, self.gradient_rooms = {}, []
         for part in ever.values():  # step() may be going through them
             part.home = None
 
@@ -475,6 +347,8 @@ class SplitStep:
             self._set_room(lane.target, lane.share.room)
         parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
         self.parts = parts
+        for part in parts:
+            self._note_size(part)
         self.ever.update((id(part), part) for part in parts)
         self.known = {id(p) for part in parts for p in part.parameters}
 
@@ -483,12 +357,9 @@ class SplitStep:
         if self.room.get(target) == room:
             return
         self.room[target] = room
-        self.slot_bytes.pop(target, None)
-        if (stage := self.stages.pop(target, None)) is not None:
-            stage.follow_outward()
-        for part in self.parts:
-            if part.home is not None and part.target == target:
-                self._note_size(target, part.home.base.numel())
+        self.largest.pop(target, None)
+        if (ring := self.rings.pop(target, None)) is not None:
+            ring.followed()
 
     # --- one step -------------------------------------------------------------------------
 
@@ -516,17 +387,16 @@ class SplitStep:
         if refused := self._refused():
             PartialStep(self.optimizer).run(refused)
             return loss
-        for stage in self.stages.values():
-            if stage.inward is not None:
-                stage.inward.wait_stream(torch.cuda.current_stream(stage.inward.device))
-        stages = self.stages
+        for room in self.gradient_rooms:
+            room.settle()
+        rings = self._rings()
         try:
             with ExitStack() as rounds:
                 self._begin_rounds(rounds)
                 self._step_parts(original)
         finally:
-            for stage in stages.values():
-                stage.follow_outward()
+            for ring in rings.values():
+                ring.followed()
         return loss
 
     def _begin_rounds(self, rounds: ExitStack) -> None:
@@ -551,30 +421,34 @@ class SplitStep:
         partial = PartialStep(self.optimizer)
         every = chain.from_iterable(partial.parameters)
         rest = [p for p in every if id(p) not in self.known]
-        called = False
+        mine = [part for part in self.parts if self._has_gradients(part, partial)]
+        visits = _Visits(self, mine)
+        chosen = set(map(id, mine))
         for part in self.parts:
-            if any(p.grad is not None and id(p) in partial.group_of for p in part.parameters):
-                self._step_part(part, partial)
-                called = True
+            if id(part) in chosen:
+                self._step_part(part, partial, visits)
             else:
                 self._send_home(part)
         if rest:
             partial.run(rest)
         if hasattr(original, _SCHEDULED):
             self._tell_scheduler()
-        if not called and not rest:
+        if not mine and not rest:
             original()  # without effect, but a profiler shows it
 
-    def _step_part(self, part: StepPart, partial: PartialStep) -> None:
+    def _has_gradients(self, part: StepPart, partial: PartialStep) -> bool:
+        return any(p.grad is not None and id(p) in partial.group_of for p in part.parameters)
+
+    def _step_part(self, part: StepPart, partial: PartialStep, visits: _Visits) -> None:
         with ExitStack() as stack:
             if part.group is not None and self.active:  # a collection may have called remove()
                 stream = part.target.stream()
                 if begin_use(part.group, stream, writes=True):
                     stack.callback(end_use, part.group, stream, written=True)
-            staged: dict[int, Tensor] = {}
-            if part.home is not None:
-                staged = stack.enter_context(self._staged(part, part.home))
-            partial.run(part.parameters, staged)
+            visit = visits.begin(part)
+            if visit is not None:
+                stack.callback(visits.end, visit)
+            partial.run(part.parameters, None if visit is None else visit.staged())
         self._send_home(part)
 
     def _tell_scheduler(self) -> None:
@@ -593,17 +467,43 @@ class SplitStep:
                 home = part.home
                 if found and (home is None or not all(home.holds(t) for _, t in found)):
                     part.home = _home_of(found, part.target)
-                    self._note_size(part.target, part.home.base.numel())
+                    self._note_size(part)
                     if not self.active:  # a collection has called remove() meanwhile
                         self._release(part, part.home.holds)
                         self.forget()
-            except CUDAError:  # what is on the device stays there
+            except (CUDAError, MemoryError):  # what is on the device stays there
                 self.failures += 1
 
-    def _note_size(self, target: Target, nbytes: int) -> None:
-        """Let the slots of a device hold a state of this size, if it has room for two."""
-        if nbytes <= self.room.get(target, 0) // 2:
-            self.slot_bytes[target] = max(self.slot_bytes.get(target, 0), nbytes)
+    def _note_size(self, part: StepPart) -> None:
+        """Let the ring of a device hold three parts of this size, if it has room for one."""
+        copies = copies_of(self.optimizer)
+        places = sum(_aligned(p.nbytes) for p in part.parameters)
+        state = copies * places if part.home is None else _aligned(part.home.host.numel())
+        if state + places <= self.room.get(part.target, 0):
+            most = self.largest.get(part.target, 0)
+            self.largest[part.target] = max(most, state + places)
+
+    def _rings(self) -> dict[Target, Ring]:
+        """The scratch of each device, ready for a step."""
+        for target, largest in self.largest.items():
+            size = min(self.room[target], _VISITORS * largest)
+            ring = self.rings.get(target)
+            if ring is None or ring.size < size:
+                self._make_ring(target, size)
+        for ring in self.rings.values():
+            ring.begin()
+        return self.rings
+
+    def _make_ring(self, target: Target, size: int) -> None:
+        if self.rings.pop(target, None) is not None and target.place.type == "cuda":
+            torch.cuda.empty_cache()  # the driver counts the smaller one until then
+        if size == 0:
+            return
+        try:
+            self.rings[target] = Ring(target, size)
+        except torch.cuda.OutOfMemoryError:  # the state is reached over the bus
+            self.room[target] = self.largest[target] = 0
+            self.failures += 1
 
     def _state_on_device(self, part: StepPart) -> list[tuple[str, Tensor]]:
         """The state of a part with its names, but for what the optimizer keeps elsewhere."""
@@ -613,53 +513,6 @@ class SplitStep:
             for name, t in state_of(self.optimizer, parameter)
             if t.device == parameter.device and t.layout is torch.strided
         ]
-
-    @contextmanager
-    def _staged(self, part: StepPart, home: _StateHome) -> Iterator[dict[int, Tensor]]:
-        """A copy of the state of a part in a scratch on the device, by the ids of its tensors.
-
-        The end of the block copies it home. Without room for a scratch the mapping is empty.
-        """
-        stage = self._stage(part.target)
-        if not stage.slots or stage.slots[0].scratch.numel() < home.base.numel():
-            yield {}
-            return
-        slot = stage.slots[stage.turn % len(stage.slots)]
-        stage.turn += 1
-        scratch = slot.scratch[: home.base.numel()]
-        with torch.no_grad(), torch.cuda.stream(stage.inward):
-            if stage.inward is not None and slot.free is not None:
-                stage.inward.wait_event(slot.free)
-            if home.host is not None:
-                scratch.copy_(home.host, non_blocking=True)
-            else:
-                _copy(scratch, home.base)
-        if stage.inward is not None:
-            torch.cuda.current_stream(part.target.place).wait_stream(stage.inward)
-        views = home.views(scratch)
-        try:
-            yield {id(tensor): view for tensor, view in views}
-        finally:
-            self._unstage(stage, slot, home, views)
-
-    def _unstage(
-        self, stage: _Stage, slot: _Slot, home: _StateHome, views: list[tuple[Tensor, Tensor]]
-    ) -> None:
-        """Copy the state home."""
-        scratch = slot.scratch[: home.base.numel()]
-        if self.active:
-            if stage.outward is not None:
-                stage.outward.wait_stream(torch.cuda.current_stream(scratch.device))
-            with torch.no_grad(), torch.cuda.stream(stage.outward):
-                if home.host is not None:
-                    home.host.copy_(scratch, non_blocking=True)
-                else:
-                    _copy(home.base, scratch)
-            if stage.outward is not None:
-                slot.free = stage.outward.record_event()
-        if not self.active:  # a collection has called remove() meanwhile
-            for tensor, view in views:
-                tensor.data.copy_(view)
 
     def _release(self, part: StepPart, lies: Callable[[Tensor], bool]) -> None:
         """Give state that lies there plain memory beside its parameter."""
@@ -674,72 +527,102 @@ class SplitStep:
                         changes.append((t, new.copy_(t.data)))
             _swap(changes)
 
-    def _stage(self, target: Target) -> _Stage:
-        """The scratch of a device. A slot holds the largest state that fits in the room twice."""
-        stage = self.stages.get(target)
-        nbytes = self.slot_bytes.get(target, 0)
-        if stage is not None:
-            if nbytes == 0 or (stage.slots and stage.slots[0].scratch.numel() >= nbytes):
-                return stage
-            stage.follow_outward()
-        stage = self.stages[target] = _Stage()
-        count = min(_SLOTS, self.room.get(target, 0) // nbytes) if nbytes else 0
-        try:
-            for _ in range(count):
-                scratch = torch.empty(nbytes, dtype=torch.uint8, device=target.place)
-                stage.slots.append(_Slot(scratch))
-        except torch.cuda.OutOfMemoryError:  # the state is reached over the bus
-            stage.slots.clear()
-            self.slot_bytes[target] = count = 0
-            self.failures += 1
-        if count and target.place.type == "cuda":
-            stage.inward = torch.cuda.Stream(target.place)
-            stage.outward = torch.cuda.Stream(target.place)
-            stage.inward.wait_stream(torch.cuda.current_stream(target.place))
-        return stage
+
+class _Visits:
+    """The parts of one step in the rings, where some come ahead of their turns."""
+
+    def __init__(self, split: SplitStep, parts: list[StepPart]) -> None:
+        self.split = split
+        self.rings = dict(split.rings)
+        self.queues: dict[Target, deque[StepPart]] = {}
+        self.there: dict[int, _Visit] = {}  # by the ids of parts
+        for part in parts:
+            if part.target in self.rings:
+                self.queues.setdefault(part.target, deque()).append(part)
+
+    def begin(self, part: StepPart) -> _Visit | None:
+        """The visit of a part whose turn it is; None if it is reached over the bus."""
+        queue = self.queues.get(part.target)
+        while queue and self.split.active and self._comes(queue[0]):
+            queue.popleft()
+        visit = self.there.pop(id(part), None)
+        if visit is None or not self.split.active:  # a collection has called remove()
+            return None
+        visit.ring.use(visit.region)
+        return visit
+
+    def end(self, visit: _Visit) -> None:
+        """Copy home what the step has written."""
+        if self.split.active:
+            visit.ring.empty(visit.region, visit.copy_home)
+        if not self.split.active:  # a collection has called remove() meanwhile
+            with torch.no_grad():
+                for tensor, view in visit.state:
+                    tensor.data.copy_(view)
+                for each in visit.gradients:
+                    if each.is_written():
+                        each.grad.data.copy_(each.view)
+
+    def _comes(self, part: StepPart) -> bool:
+        """Bring a part, unless it is too large; False if it has to wait."""
+        ring, home = self.rings[part.target], part.home
+        homes = self.split.gradients
+        found = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
+        mine = [(p, g, h) for p, g, h in found if g is not None and _can_visit(p, g, h)]
+        size = 0 if home is None else _aligned(home.host.numel())
+        offsets: list[int] = []
+        for _, _, each in mine:
+            offsets.append(size)
+            size += _aligned(each.nbytes)
+        if not 0 < size <= ring.size:
+            return True
+
+        def copy(scratch: Tensor) -> None:
+            if home is not None:
+                scratch[: home.host.numel()].copy_(home.host, non_blocking=True)
+            for (_, _, each), offset in zip(mine, offsets, strict=True):
+                assert each.host is not None
+                scratch[offset : offset + each.nbytes].copy_(each.host, non_blocking=True)
+
+        if (region := ring.fill(size, copy)) is None:
+            return False
+        visit = _Visit(ring, region, home, [] if home is None else home.views(region))
+        for (parameter, grad, each), offset in zip(mine, offsets, strict=True):
+            visit.gradients.append(_VisitOfGradient.of(parameter, grad, each, region, offset))
+        self.there[id(part)] = visit
+        return True
+
+
+def _can_visit(parameter: Tensor, grad: Tensor, home: GradientHome) -> bool:
+    """True if a gradient lies at home, and a plain tensor can stand for its parameter."""
+    return (
+        type(parameter) in (Tensor, nn.Parameter)
+        and not parameter.is_inference()
+        and not grad.is_inference()
+        and home.is_home(grad)
+    )
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
-    """Move state tensors into one allocation on the host."""
+    """Move state tensors into one piece of memory on the host."""
     blocks = _blocks(found, target.place)
-    memory, host = _state_memory(target, blocks)
-    base = _as_bytes(memory, target.place)
+    slab = _Slab(target.device.device_id, sum(map(size_of, blocks)), True)
+    memory = Memory(slab, target)
+    spans = [(block, memory.span(block)) for block in blocks]
+    host = Span(slab, 0, memory.used).tensor(torch.device("cpu"))
+    host.zero_()  # locking takes longer for pages that are new
+    slab.lock()
     entries: list[_Entry] = []
-    for block in blocks:
-        assert block.place is not None
-        own = _as_bytes(block.place, target.place)
+    for block, span in spans:
+        own = span.tensor(target.place)
         _fill(own, block)
-        place = block.place.handle - memory.handle
+        place = span.address - slab.handle
         for piece in block.pieces:
             for tensor in piece.tensors:
                 entries.append(_Entry(tensor, own, place, tensor.data_ptr() - block.start))
     _swap([(entry.tensor, _on(entry.own, entry.tensor, entry.offset)) for entry in entries])
-    return _StateHome(memory, base, host, entries)
-
-
-class _Locked:
-    """Page-locked memory, which is freed with its last user: the cache of results keeps it else."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.memory = _page_locked(nbytes)
-        self.address = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the end of the process
-            del self.memory
-            _results_trim(managedmem.result_cache.max_nbytes)
-
-
-def _state_memory(target: Target, blocks: list[_Block]) -> tuple[ManagedBuffer, Tensor | None]:
-    """Memory with a place for each block: page-locked, or managed if that cannot be had."""
-    with target.current():
-        try:
-            locked = _Locked(sum(map(_pages_of, blocks)))
-        except (CUDAError, MemoryError):
-            memory = _allocate_places(target.place, blocks)
-            _keep_home(memory, target)
-            return memory, None
-    memory = ManagedBuffer.from_handle(locked.address, locked.nbytes, owner=locked)
-    _place_in(memory, blocks)
-    return memory, _as_bytes(memory, torch.device("cpu"))
+    return _StateHome(slab.handle, host, entries)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, optim
@@ -24,19 +25,20 @@ class PartialStep:
         self.parameters = [list(group["params"]) for group in self.groups]
         self.group_of = {id(p): i for i, every in enumerate(self.parameters) for p in every}
 
-    def run(self, chosen: list[Tensor], staged: Mapping[int, Tensor] | None = None) -> None:
-        """Step these parameters. `staged` has tensors in the place of state, by its ids."""
+    def run(self, chosen: list[Tensor], staged: Staged | None = None) -> None:
+        """Step these parameters, with what is staged for them."""
         optimizer = self.optimizer
         mine: list[list[Tensor]] = [[] for _ in self.groups]
+        state = None if staged is None else _PartState(optimizer, chosen, staged)
         for parameter in chosen:
             if (index := self.group_of.get(id(parameter))) is not None:
-                mine[index].append(parameter)
+                own_name = parameter if state is None else state.names[id(parameter)]
+                mine[index].append(own_name)
         used = [i for i, parameters in enumerate(mine) if parameters]
         given = {name: value for name, value in vars(optimizer).items() if name not in _OWN}
         own = object.__new__(type(optimizer))
         vars(own).update(given)
         own.param_groups = [{"params": mine[i], **self.options[i]} for i in used]
-        state = _Staged(optimizer, chosen, staged) if staged else None
         own.state = optimizer.state if state is None else state.own
         try:
             type(optimizer).step(own)
@@ -49,25 +51,39 @@ class PartialStep:
                 state.write_back()
 
 
-class _Staged:
-    """A copy of the state of parameters, with other tensors in the place of some."""
+@dataclass(slots=True, eq=False)
+class Staged:
+    """Tensors that a step uses in the place of others."""
 
-    def __init__(
-        self, optimizer: optim.Optimizer, chosen: list[Tensor], staged: Mapping[int, Tensor]
-    ) -> None:
+    state: dict[int, Tensor]  # by the ids of tensors of the state
+    gradients: dict[int, Tensor]  # by the ids of parameters
+
+
+class _PartState:
+    """The parameters of a part with staged gradients, and a copy of their state."""
+
+    def __init__(self, optimizer: optim.Optimizer, chosen: list[Tensor], staged: Staged) -> None:
         self.public = optimizer.state
         self.own: defaultdict[Tensor, Any] = defaultdict(dict)
         self.before: dict[Tensor, dict[str, Any]] = {}
+        self.parameters: dict[Tensor, Tensor] = {}
+        self.names: dict[int, Tensor] = {}  # by the ids of parameters
         for parameter in chosen:
+            name = parameter
+            if (gradient := staged.gradients.get(id(parameter))) is not None:
+                name = parameter.detach()  # of the same memory and version; other threads see none
+                name.grad = gradient
+            self.names[id(parameter)] = name
+            self.parameters[name] = parameter
             if parameter in self.public:
                 state = self.public[parameter]
-                self.own[parameter] = {k: staged.get(id(v), v) for k, v in state.items()}
-                self.before[parameter] = dict(self.own[parameter])
+                self.own[name] = {k: staged.state.get(id(v), v) for k, v in state.items()}
+                self.before[name] = dict(self.own[name])
 
     def write_back(self) -> None:
         """Give the optimizer what the step has put into the copy."""
-        for parameter, state in self.own.items():
-            _write_back(self.public[parameter], self.before.get(parameter, {}), state)
+        for name, state in self.own.items():
+            _write_back(self.public[self.parameters[name]], self.before.get(name, {}), state)
 
 
 def _write_back(

@@ -95,6 +95,20 @@ class Memory:
         return Span(self.slab, start, block.end - block.start)
 
 
+def host_memory(target: Target, sizes: list[int]) -> tuple[_Slab, list[int]]:
+    """Page-locked memory of zeros for pieces of these sizes, and their offsets."""
+    offsets: list[int] = []
+    used = 0
+    for size in sizes:
+        offsets.append(used)
+        used += -(-size // ALIGNMENT) * ALIGNMENT
+    slab = _Slab(target.device.device_id, used, True)
+    # Locking takes longer for pages that are new.
+    Span(slab, 0, used).tensor(torch.device("cpu")).zero_()
+    slab.lock()
+    return slab, offsets
+
+
 def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
     """Move blocks to the device, but for those that are there; return the way back."""
     away = [block for block in blocks if not _is_there(block, target)]

@@ -23,7 +23,7 @@ def state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, T
     return [(name, t) for name, t in find_tensors(state) if t.dim() > 0 and t.numel() > 0]
 
 
-def _copies(optimizer: optim.Optimizer) -> int:
+def copies_of(optimizer: optim.Optimizer) -> int:
     """The state of a parameter in copies of the parameter; an estimate."""
     if type(optimizer) is optim.SGD:
         return int(any(group["momentum"] for group in optimizer.param_groups))
@@ -55,7 +55,9 @@ class Share:
         self.budget = budget
         self.trained: list[Tensor] = []  # in the order of the optimizer
         self.gradients_stay = self.state_stays = True
-        self.room = 0  # bytes of scratch for the optimizer's state
+        self.room = 0  # bytes of scratch for the optimizer
+        self.may_pass = 0  # bytes of gradients whose copies home may be under way
+        self._scratch = 0  # the room if the parameters exceed the budget
         self.divisions = 0  # how many times it was divided
         # What sends the gradients of parameters home, which were made before the call.
         self.homes: list[tuple[Tensor, Callable[[Tensor, bool], None]]] = []
@@ -69,9 +71,19 @@ class Share:
         """The part of the budget that is left for parameters."""
         if self.total <= self.budget:
             return self.total
-        # A gradient is on the device from its kernel to its copy.
-        largest = max((p.nbytes for p in self.trained), default=0)
-        return self.budget - min(largest, self.budget // 4)
+        kept, quarter = self._for_gradients(self.trained), self.budget // 4
+        # The frames of parameters come first.
+        frames = 4 * max((p.nbytes for p in self.trained), default=0)
+        self._scratch = min(quarter * bool(frames), max(0, self.budget - kept - frames))
+        self.room = self._scratch
+        return self.budget - kept - self._scratch
+
+    def _for_gradients(self, trained: list[Tensor]) -> int:
+        """The bytes for gradients between their kernels and the end of their copies."""
+        largest = max((p.nbytes for p in trained), default=0)
+        kept = min(2 * largest, self.budget // 4)
+        self.may_pass = max(0, kept - largest)
+        return kept
 
     def forget(self) -> None:
         """Drop the references to tensors."""
@@ -81,7 +93,7 @@ class Share:
     def can_be_exceeded(self) -> bool:
         """False if there is room for the gradients and state of everything."""
         optimizer = self._optimizer()
-        copies = 3 if optimizer is None else max(3, _copies(optimizer))
+        copies = 3 if optimizer is None else max(3, copies_of(optimizer))
         every = sum(t.nbytes for t in self.all_that_may_train())
         return self.total + (1 + copies) * every > self.budget
 
@@ -97,7 +109,7 @@ class Share:
             return
         groups = optimizer.param_groups
         every = [p for group in groups for p in group["params"] if id(p) in self._mine]
-        seen = [(id(p), _trains(p)) for p in every], len(optimizer.state), _copies(optimizer)
+        seen = [(id(p), _trains(p)) for p in every], len(optimizer.state), copies_of(optimizer)
         if seen == self._seen:
             return
         self._groups = _lists_of(optimizer)
@@ -116,17 +128,29 @@ class Share:
         left = self.budget - self.total
         self.gradients_stay = gradients <= left
         self.state_stays = gradients + state <= left
-        self.room = max(left - gradients * self.gradients_stay, 0)
+        if self.total > self.budget:
+            self.room = self._scratch
+        elif self.gradients_stay:
+            self.room = left - gradients
+        else:
+            kept = self._for_gradients([p for p in self.trained if id(p) in self._counted])
+            if kept > left // 2:
+                kept, self.may_pass = left // 2, 0
+            self.room = left - kept
 
     def _state_bytes(self, optimizer: optim.Optimizer) -> int:
         """The bytes of the state, with an estimate where the first step is still to come."""
-        copies = _copies(optimizer)
+        copies = copies_of(optimizer)
         known = {id(p): sum(t.nbytes for _, t in state_of(optimizer, p)) for p in self.trained}
         some = any(known.values())
         return sum(
             known[id(p)] or (copies * p.nbytes if id(p) in self._counted or not some else 0)
             for p in self.trained
         )
+
+    def trains(self, parameter: Tensor) -> bool:
+        """True for a parameter of the optimizer that has a gradient, or will."""
+        return id(parameter) in self._ids and _trains(parameter)
 
     def sends_home(self, parameter: Tensor) -> bool:
         """True if the gradient of a parameter has no room; it may be the first one."""

@@ -1,0 +1,292 @@
+"""Gradients that live on the host while a module is offloaded, in page-locked memory.
+
+A copy engine takes a gradient home while the backward pass goes on. Until the stream of the pass
+has waited for it, the gradient keeps its memory on the device, so that everything on that stream
+reads and writes what it should; so many bytes may wait as the budget has kept for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from managedmem import CUDAError
+from managedmem.torch._moving import _on
+from managedmem.torch._offload_frames import Span
+from managedmem.torch._offload_places import Target, host_memory
+from managedmem.torch._offload_shares import Share
+from managedmem.torch._tensors import extent_of
+
+
+@dataclass(slots=True, eq=False)
+class _Passing:
+    """A gradient whose copy home has been queued."""
+
+    home: GradientHome
+    grad: Tensor
+    source: Tensor  # its memory on the device
+    version: int
+    copied: torch.cuda.Event
+    stream: torch.cuda.Stream  # of the pass
+
+
+class GradientRoom:
+    """The memory at home for the gradients of one device, and the stream that fills it."""
+
+    def __init__(self, target: Target, share: Share) -> None:
+        self.target = target
+        self.share = share
+        self.homes: list[weakref.ref[GradientHome]] = []
+        self.outward = torch.cuda.Stream(target.place) if target.place.type == "cuda" else None
+        self.passing: deque[_Passing] = deque()
+        self.passing_bytes = 0
+        self.refused = False  # memory for all
+        self.task = -1  # the backward pass that will call settle() at its end
+        self.lock = threading.RLock()  # a collection inside of it may call remove()
+
+    def provide(self, home: GradientHome, nbytes: int) -> None:
+        """Give a gradient a place of this size; the first one takes memory for all that train."""
+        with self.lock:
+            if home.base is None and not self.refused:
+                found = [h for ref in self.homes if (h := ref()) is not None and h.waits()]
+                try:
+                    self._allocate([(each, each.parameter.nbytes) for each in found])
+                except (CUDAError, MemoryError):  # one alone may have room
+                    self.refused = True
+            if home.base is None or home.base.numel() != nbytes or home.is_kept():
+                self._allocate([(home, nbytes)])
+
+    def _allocate(self, wanted: list[tuple[GradientHome, int]]) -> None:
+        if not wanted:
+            return
+        slab, offsets = host_memory(self.target, [nbytes for _, nbytes in wanted])
+        for (home, nbytes), offset in zip(wanted, offsets, strict=True):
+            home.place(Span(slab, offset, nbytes), self.target)
+
+    def send(self, home: GradientHome, grad: Tensor) -> None:
+        """Copy a gradient to its place, and let it lie there once the stream has waited."""
+        source = grad.data
+        assert home.base is not None and home.host is not None
+        if self.outward is None:
+            home.host.copy_(_bytes_of(source))
+            if home.active:  # else a collection has called remove() meanwhile
+                grad.data = _on(home.base, source, 0)  # the same object: the caller may have it
+            return
+        stream = torch.cuda.current_stream(self.target.place)
+        self.outward.wait_stream(stream)
+        with torch.cuda.stream(self.outward):
+            home.host.copy_(_bytes_of(source), non_blocking=True)
+        version = -1 if grad.is_inference() else grad._version
+        entry = _Passing(home, grad, source, version, self.outward.record_event(), stream)
+        with self.lock:
+            home.latest = entry
+            self.passing.append(entry)
+            self.passing_bytes += source.nbytes
+        self.settle(self.share.may_pass if self._is_told_of_the_end(stream) else 0)
+
+    def settle(self, most: int = 0) -> None:
+        """Let the current stream wait until at most this many bytes are on their way."""
+        with self.lock, torch.no_grad():
+            while self.passing and self.passing_bytes > most:
+                entry = self.passing.popleft()
+                self.passing_bytes -= entry.source.nbytes
+                self._finish(entry)
+
+    def _finish(self, entry: _Passing) -> None:
+        for stream in {entry.stream, torch.cuda.current_stream(self.target.place)}:
+            stream.wait_event(entry.copied)  # then the memory on the device may be used again
+        home, grad, source = entry.home, entry.grad, entry.source
+        if home.latest is not entry:  # it was added to, and copied again
+            return
+        home.latest = None
+        if not home.active or home.parameter.grad is not grad or grad.layout is not torch.strided:
+            return
+        if grad.untyped_storage()._cdata != source.untyped_storage()._cdata:
+            return
+        assert home.base is not None and home.host is not None
+        if not grad.is_inference() and grad._version != entry.version:
+            home.host.copy_(_bytes_of(source), non_blocking=True)
+        grad.data = _on(home.base, source, 0)
+
+    def _is_told_of_the_end(self, stream: torch.cuda.Stream) -> bool:
+        """True if the backward pass that goes on will call settle() at its end."""
+        task = torch._C._current_graph_task_id()
+        if task == -1:
+            return False
+        if task != self.task:
+            end = _EndOfPass(self, stream)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+            self.task = task
+        return True
+
+
+class _EndOfPass:
+    """What torch calls at the end of a backward pass, and drops after an error."""
+
+    def __init__(self, room: GradientRoom, stream: torch.cuda.Stream) -> None:
+        self.room = weakref.ref(room)
+        self.stream = stream
+        self.is_over = False
+
+    def __call__(self) -> None:
+        self.is_over = True
+        if (room := self.room()) is not None:
+            room.settle()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            if not self.is_over and torch.cuda is not None:
+                with torch.cuda.stream(self.stream):
+                    self()
+
+
+class GradientHome:
+    """The place of one parameter's gradient on the host."""
+
+    def __init__(self, parameter: Tensor, room: GradientRoom) -> None:
+        self.parameter = parameter
+        self.room = room
+        self.base: Tensor | None = None
+        self.host: Tensor | None = None  # the same bytes for copies
+        self.alone = 0  # _users(base) while nothing else refers to it
+        self.latest: _Passing | None = None
+        self.failures = 0
+        self.active = True
+        self.lock = threading.RLock()  # a collection inside of it may call remove()
+        room.homes.append(weakref.ref(self))
+        self.handle = _hooked(parameter, _GradientHook(self))
+
+    def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
+        """Move a new gradient home; one that is there has been added to.
+
+        `is_older`: the gradient was made before the latest backward pass.
+        """
+        grad = parameter.grad
+        if not self.active or grad is None or self.is_home(grad):
+            return
+        if not self.room.share.sends_home(parameter):
+            return
+        with self.lock, torch.no_grad():
+            if self.is_home(grad) or not _is_plain(grad):
+                return  # another thread may have moved it
+            if self.latest is None and _is_shared(grad, is_older):
+                return
+            try:
+                self._place(grad.nbytes)
+            except (CUDAError, MemoryError):  # without a place at home, it stays on the device
+                self.failures += 1
+                return
+            if self.active:  # else a collection has called remove() meanwhile
+                self.room.send(self, grad)
+
+    def stop(self) -> None:
+        """Leave gradients alone from now on."""
+        self.active = False
+        self.handle.remove()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its place."""
+        return 0 if self.base is None else self.base.numel()
+
+    def waits(self) -> bool:
+        """True if its gradient will need a place."""
+        return self.active and self.base is None and self.room.share.trains(self.parameter)
+
+    def is_home(self, grad: Tensor) -> bool:
+        """True if a gradient lies in its place."""
+        if self.base is None or grad.layout is not torch.strided:
+            return False
+        return grad.untyped_storage().data_ptr() == self.base.untyped_storage().data_ptr()
+
+    def is_kept(self) -> bool:
+        """True if something else refers to the memory."""
+        return self.base is not None and _users(self.base) != self.alone
+
+    def place(self, span: Span, target: Target) -> None:
+        """Take memory for the gradient."""
+        self.base = span.tensor(target.place)
+        cpu = torch.device("cpu")
+        self.host = self.base if target.place == cpu else span.tensor(cpu)
+        self.alone = _users(self.base)
+
+    def _place(self, nbytes: int) -> None:
+        """Memory for a gradient: that of the last one, unless something else refers to it."""
+        if self.base is None or self.base.numel() != nbytes or self.is_kept():
+            self.room.provide(self, nbytes)
+
+
+class _GradientHook:
+    """A hook of a parameter, through which the garbage collector cannot see: torch's C++ has it."""
+
+    def __init__(self, home: GradientHome) -> None:
+        self.home = weakref.ref(home)
+
+    def __call__(self, parameter: Tensor) -> None:
+        home = self.home()
+        if home is not None:
+            home(parameter)
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
+
+
+def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """Hook a parameter, which may begin to require gradients later."""
+    required = parameter.requires_grad
+    try:
+        parameter.requires_grad_(True)  # torch refuses hooks of others
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+        return handle
+    finally:
+        parameter.requires_grad_(required)
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: object) -> None:
+    """A hook of a copied parameter."""
+
+
+def _users(tensor: Tensor) -> int:
+    """The number of references to its memory, plus a constant."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """A dense tensor as bytes."""
+    storage = tensor.untyped_storage()
+    offset = tensor.data_ptr() - storage.data_ptr()
+    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return found.set_(storage, offset, (tensor.nbytes,), (1,))
+
+
+def _is_shared(grad: Tensor, is_older: bool) -> bool:
+    """True if the caller has the memory too, such as a flat buffer.
+
+    A new gradient may share memory with others that torch made in this pass, so only older ones
+    are counted: those from before it, and those that were added to.
+    """
+    if grad._is_view():  # torch makes none
+        return True
+    counts = is_older or grad.is_inference() or grad._version > 0
+    alone = torch.empty(1)  # memory with one reference
+    return counts and _users(grad) != _users(alone)
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """True for dense memory that is not part of a graph."""
+    if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
+        return False
+    extent = extent_of("", grad)
+    return extent is not None and extent[1] - extent[0] == grad.nbytes
