@@ -124,21 +124,40 @@ class TestRefusals:
             mt.offload(layers(2), DEVICE, budget=LAYER, optimizer=optimizer)
 
     def test_a_device_without_concurrent_access(self):
+        """Copies and page-locked memory need none."""
         run_python(
             """
-            import torch
+            import copy, torch
             from managedmem.torch import offload
-            model = torch.nn.Linear(4, 4)
-            memory = model.weight.data_ptr()
-            try:
-                offload(model, 0, budget=1 << 20)
-            except ValueError as error:
-                assert "Device(0), which has no concurrent_managed_access" in str(error)
-            else:
-                raise AssertionError
-            assert model.weight.data_ptr() == memory
+            model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            models = [model, copy.deepcopy(model)]
+            optimizers = [torch.optim.Adam(m.parameters()) for m in models]
+            with offload(model, 0, budget=2 * 64 * 65 * 4, optimizer=optimizers[0]):
+                for m, optimizer in zip(models, optimizers):
+                    for _ in range(2):
+                        optimizer.zero_grad()
+                        m(torch.ones(3, 64)).sum().backward()
+                        optimizer.step()
+            for one, other in zip(*(m.parameters() for m in models)):
+                assert torch.equal(one, other) and torch.equal(one.grad, other.grad)
             """,
             emulator="profile=wsl",
+        )
+
+    def test_an_integrated_device(self):
+        run_python(
+            """
+            import torch, warnings
+            from managedmem.torch import offload
+            model = torch.nn.Linear(4, 4)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                offload(model, 0, budget=1 << 20).remove()
+            (text,) = [str(w.message) for w in seen]
+            assert text.startswith("Device(0) has the memory of the host"), text
+            assert seen[0].filename == "<string>", seen[0].filename
+            """,
+            emulator="integrated=1",
         )
 
     @pytest.mark.skipif(EMULATED or torch.cuda.is_available(), reason="torch has CUDA")

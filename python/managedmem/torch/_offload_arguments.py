@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import SupportsIndex, get_args
 
@@ -196,10 +197,11 @@ def _target(device: object) -> Target:
     emulated = managedmem.driver_info()["emulated"]
     if not emulated and not torch.cuda.is_available():
         raise ValueError(f"device is {found}, but this torch has no CUDA device")
-    if not found.concurrent_managed_access:
-        raise ValueError(
-            f"device is {found}, which has no concurrent_managed_access: its memory cannot be "
-            "streamed while kernels run"
+    if found.integrated:
+        warnings.warn(
+            f"{found} has the memory of the host: offload() frees none of it, and its copies take "
+            "time. Run the model without it",
+            stacklevel=4,
         )
     if emulated:
         return Target(found, torch.device("cpu"))
