@@ -187,66 +187,6 @@ copy_often(void *argument)
     return NULL;
 }
 
-static mm_result_block *
-apart(size_t size)
-{
-    mm_status st;
-    mm_result_block *block = mm_result_block_apart(world.cu, size, &st);
-
-    CHECK(block != NULL);
-    return block;
-}
-
-/* They are for no result, and go before the blocks of results do. */
-static void
-blocks_apart_are_freed_first(void)
-{
-    mm_range range = allocate(SIZE);
-    mm_result_block *kept = copy_of(range), *one = apart(SIZE), *two = apart(SIZE);
-    size_t live = world.live_allocations();
-    void *bytes = kept->bytes;
-
-    check_usage(CAPACITY, 0);
-    mm_result_release(kept);
-    mm_result_release(one);
-    mm_result_release(two);
-    check_usage((size_t)3 * CAPACITY, (size_t)3 * CAPACITY);
-    kept = copy_of(range);
-    CHECK(kept->bytes == bytes);
-    one = copy_of(range);
-    CHECK_EQUAL(world.live_allocations(), live - 1); /* a new block, and two apart less */
-    check_usage((size_t)2 * CAPACITY, 0);
-    mm_result_release(one);
-    mm_result_release(kept);
-    mm_result_release(apart(SIZE));
-    mm_result_release(apart(SIZE)); /* frees the other */
-    check_usage((size_t)3 * CAPACITY, (size_t)3 * CAPACITY);
-    mm_result_blocks_trim(SIZE_MAX);
-    check_usage((size_t)2 * CAPACITY, (size_t)2 * CAPACITY);
-    mm_result_blocks_trim(0);
-    release(range);
-}
-
-static void
-idle_blocks_give_way_to_blocks_apart(void)
-{
-    mm_range range = allocate(SIZE);
-    mm_result_block *block;
-    mm_status st;
-
-    mm_result_release(copy_of(range));
-    world.fail("cuMemHostAlloc", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
-    block = apart(SIZE);
-    check_usage(0, 0);
-    mm_result_release(block);
-    mm_result_release(copy_of(range));
-    world.fail("cuMemHostAlloc", 1, CUDA_ERROR_NOT_SUPPORTED, 0);
-    CHECK(mm_result_block_apart(world.cu, SIZE, &st) == NULL);
-    check_usage(CAPACITY, CAPACITY);
-    mm_result_blocks_trim(0);
-    release(range);
-}
-
 static void
 threads_share_the_blocks(void)
 {
@@ -265,8 +205,6 @@ static const check_test tests[] = {
     CHECK_TEST(the_limit_gives_ordinary_memory),
     CHECK_TEST(memory_that_has_gone_is_forgotten),
     CHECK_TEST(host_functions_free_nothing),
-    CHECK_TEST(blocks_apart_are_freed_first),
-    CHECK_TEST(idle_blocks_give_way_to_blocks_apart),
     CHECK_TEST(threads_share_the_blocks),
 };
 

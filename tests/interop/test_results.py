@@ -368,40 +368,6 @@ class TestTheCache:
         with pytest.raises(AttributeError):
             result_cache.limit = 5
 
-    def test_objects_that_are_found_before_they_have_memory(self):
-        """Memory is made without the GIL, while gc.get_objects() shows the object."""
-        run_python("""
-            import gc
-            import threading
-
-            from managedmem._managedmem import _page_locked
-
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            seen = []
-            ended = False
-
-            def look():
-                while not ended:
-                    for found in gc.get_objects():
-                        if type(found).__name__ == "ResultMemory":
-                            try:
-                                memoryview(found)
-                            except BufferError as error:
-                                seen.append(str(error))
-
-            thread = threading.Thread(target=look)
-            thread.start()
-            for _ in range(5000):
-                if seen:
-                    break
-                _page_locked(1 << 16)
-            ended = True
-            thread.join()
-            assert {*seen} <= {"the memory of this object is not allocated yet"}, seen
-        """)
-
     def test_needs_no_driver(self):
         run_python("""
             import managedmem

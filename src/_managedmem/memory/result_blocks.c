@@ -33,12 +33,10 @@ link_block(mm_result_block *block, mm_result_block *before)
     before->next = block;
 }
 
-/* Blocks apart come last, and are the next to be freed: copies to them may still be under way, and the
- * driver waits for those when it frees. */
 static void
 link_idle(mm_result_block *block)
 {
-    link_block(block, block->apart ? idle_blocks.previous : &idle_blocks);
+    link_block(block, &idle_blocks);
     usage.idle += block->capacity;
 }
 
@@ -49,7 +47,7 @@ find_idle_block(size_t size)
     mm_result_block *best = NULL;
 
     for (mm_result_block *b = idle_blocks.next; b != &idle_blocks; b = b->next) {
-        if (!b->spoiled && !b->apart && b->capacity >= size && b->capacity / 2 <= size
+        if (!b->spoiled && b->capacity >= size && b->capacity / 2 <= size
             && (best == NULL || b->capacity < best->capacity)) {
             best = b;
         }
@@ -57,8 +55,8 @@ find_idle_block(size_t size)
     return best;
 }
 
-/* Takes out a block apart, which come last, or the block that has been idle for longest, if `more` bytes
- * do not fit beside those held, or if more than `keep` are idle; else NULL. */
+/* Takes out the block that has been idle for longest, if `more` bytes do not fit beside those held, or if
+ * more than `keep` are idle; else NULL. */
 static mm_result_block *
 take_out_idle_block(size_t more, size_t keep)
 {
@@ -66,8 +64,7 @@ take_out_idle_block(size_t more, size_t keep)
 
     (void)pthread_mutex_lock(&blocks_lock);
     if (idle_blocks.previous != &idle_blocks
-        && (idle_blocks.previous->apart || more > usage.limit || usage.held > usage.limit - more
-            || usage.idle > keep)) {
+        && (more > usage.limit || usage.held > usage.limit - more || usage.idle > keep)) {
         block = idle_blocks.previous;
         block->previous->next = &idle_blocks;
         idle_blocks.previous = block->previous;
@@ -298,31 +295,6 @@ take_block(mm_driver *cu, size_t size, mm_status *st)
     return block;
 }
 
-mm_result_block *
-mm_result_block_apart(mm_driver *cu, size_t size, mm_status *st)
-{
-    mm_result_block *block = calloc(1, sizeof *block);
-
-    if (block == NULL) {
-        (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
-        return NULL;
-    }
-    block->capacity = in_steps(size);
-    block->apart = true;
-    free_idle_blocks(cu, 0, SIZE_MAX);
-    if (lock_block(cu, block, st) == 0) {
-        return block;
-    }
-    if (st->kind == MM_DRIVER_CALL && st->code == CUDA_ERROR_OUT_OF_MEMORY) {
-        free_idle_blocks(cu, 0, 0);
-        if (lock_block(cu, block, st) == 0) {
-            return block;
-        }
-    }
-    free(block);
-    return NULL;
-}
-
 void
 mm_result_release(mm_result_block *block)
 {
@@ -337,7 +309,6 @@ mm_result_release(mm_result_block *block)
     (void)pthread_mutex_lock(&blocks_lock);
     unlink_block(block);
     link_idle(block);
-    usage.held += block->apart ? block->capacity : 0;
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 

@@ -15,18 +15,12 @@ typedef struct mm_result_block {
     void *bytes;
     size_t capacity; /* of page-locked memory */
     bool page_locked; /* else from malloc */
-    bool
-        apart; /* not for results, nor under the limit while it is in use: freed once it is idle */
     bool spoiled; /* a failed copy may still write to it: to be freed, not used again */
 } mm_result_block;
 
 /* A block with a copy of the range, made behind the work on the stream and complete. NULL if that
  * fails, or while the stream captures a graph. Makes driver calls that block. */
 mm_result_block *mm_result_copy(mm_driver *cu, mm_range range, CUstream stream, mm_status *st);
-
-/* A new block of page-locked memory of the current device, for other contents. Frees those that are
- * idle first, and all idle blocks if memory runs out. NULL on failure. Makes driver calls that block. */
-mm_result_block *mm_result_block_apart(mm_driver *cu, size_t size, mm_status *st);
 
 /* Returns a block to the cache. Makes no driver call, because garbage collection calls it, also in
  * the middle of a graph capture. */
@@ -37,7 +31,7 @@ bool mm_result_contains(CUdeviceptr p);
 
 typedef struct {
     size_t limit; /* in bytes, as the others */
-    size_t held; /* of all page-locked blocks, but those apart */
+    size_t held; /* of all page-locked blocks */
     size_t idle; /* of those in the cache */
 } mm_result_usage;
 
@@ -46,7 +40,7 @@ mm_result_usage mm_result_blocks_usage(void);
 /* Sets the limit. Idle blocks beyond it are freed by mm_result_blocks_trim. */
 void mm_result_blocks_set_limit(size_t limit);
 
-/* Frees idle blocks, those apart and then the longest idle first, until at most `keep` bytes are idle
+/* Frees idle blocks, the longest idle first, until at most `keep` bytes are idle
  * and the limit is kept. Does nothing without a driver, in a forked child, and while a stream is known to capture a
  * graph. Blocks, because the driver waits for devices. */
 void mm_result_blocks_trim(size_t keep);

@@ -423,6 +423,5 @@ PyMethodDef mm_functions[] = {
     {"_results_usage", mm_results_usage, METH_NOARGS, mm_results_usage_doc},
     {"_results_limit", mm_results_limit, METH_O, mm_results_limit_doc},
     {"_results_trim", mm_results_trim, METH_O, mm_results_trim_doc},
-    {"_page_locked", mm_page_locked, METH_O, mm_page_locked_doc},
     {NULL, NULL, 0, NULL},
 };

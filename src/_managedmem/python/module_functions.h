@@ -13,9 +13,7 @@ PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t
 /* The function _synchronize, in buffer_arrays.c. */
 PyObject *mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
-/* The functions _page_locked, _results_usage, _results_limit and _results_trim, in result_object.c. */
-PyObject *mm_page_locked(PyObject *module, PyObject *nbytes);
-extern const char mm_page_locked_doc[];
+/* The functions _results_usage, _results_limit and _results_trim, in result_object.c. */
 PyObject *mm_results_usage(PyObject *module, PyObject *none);
 PyObject *mm_results_limit(PyObject *module, PyObject *limit);
 PyObject *mm_results_trim(PyObject *module, PyObject *keep);

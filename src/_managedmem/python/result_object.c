@@ -103,53 +103,6 @@ mm_result_init(PyObject *module, mm_state *state)
     return state->result_type ? 0 : -1;
 }
 
-/* --- page-locked memory -------------------------------------------------------------------- */
-
-static PyObject *
-new_bytes(mm_state *state, size_t size)
-{
-    PyObject *op = mm_alloc_object(state->result_type);
-    result_object *self = (result_object *)op;
-
-    if (op != NULL) {
-        self->size = size;
-        self->dtype = &mm_dtypes[0];
-        self->dimensions = 1;
-        self->shape[0] = (Py_ssize_t)size;
-        self->strides[0] = 1;
-    }
-    return op;
-}
-
-PyObject *
-mm_page_locked(PyObject *module, PyObject *nbytes)
-{
-    mm_state *state = mm_module_state(module);
-    mm_result_block *block;
-    PyObject *result;
-    mm_driver *cu;
-    mm_status st;
-    size_t size;
-
-    if (mm_read_size(nbytes, "nbytes", &size) < 0 || (cu = mm_open(state)) == NULL
-        || (result = new_bytes(state, size)) == NULL) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    block = mm_result_block_apart(cu, size, &st);
-    Py_END_ALLOW_THREADS
-    if (block == NULL) {
-        Py_DECREF(result);
-        return mm_raise(state, &st);
-    }
-    mm_result_set(result, block);
-    return result;
-}
-
-const char mm_page_locked_doc[] =
-    "_page_locked(nbytes, /)\n--\n\n"
-    "Bytes of page-locked memory with the buffer protocol, which the limit of results does not count.";
-
 /* --- managedmem.result_cache ------------------------------------------------------------------ */
 
 PyObject *
