@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paths import TESTS
 
-PATIENCE = 40  # seconds for a program
+PATIENCE = 90  # seconds for a program
 schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
 
 

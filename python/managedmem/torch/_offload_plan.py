@@ -216,7 +216,8 @@ class _Cutter:
                 continue
             self.seen.add(id(module))
             self.covered[id(module)] = root
-            if names_data(type(module)):
+            kind: Any = type(module)
+            if names_data(kind):
                 self.unwatched.add(id(root))
             if self.owned.get(id(module)):
                 self.members.setdefault(id(root), []).extend(self.owned[id(module)])
