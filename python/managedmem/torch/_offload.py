@@ -260,7 +260,7 @@ class _Lane:
         return found
 
     def stop(self) -> None:
-        """Remove the hooks, release everything, and close the working set."""
+        """Remove the hooks, release everything, and close the frames."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -277,7 +277,7 @@ class _Lane:
             self.frames.close()
 
     def forget(self) -> None:
-        """Drop the references to the managed memory."""
+        """Drop the references to the memory of the parts."""
         self.plan = Plan([], [], [])
         self.groups.clear()
         self.steps.clear()
@@ -484,8 +484,8 @@ class Offload:
         device where they were, in plain memory; tensors that were in managed memory return to it.
         Waits for the device. A UserWarning tells of writes despite read_only=True. Does nothing the
         second time. After an error, such as too little memory on that device, everything can be
-        used where it is, and remove() can be called again. Driver: those of WorkingSet.close(),
-        cuCtxSynchronize, cuMemFree.
+        used where it is, and remove() can be called again. Driver: cuMemcpyAsync, cuCtxSynchronize,
+        cuMemHostUnregister, cuMemFree.
         """
         self._remove()
 
@@ -519,8 +519,8 @@ class Offload:
         if written:
             names = ", ".join(map(repr, written[:3])) + (", ..." if len(written) > 3 else "")
             warnings.warn(
-                "written while the module was offloaded with read_only=True, so that the writes "
-                f"may be lost: {names}",
+                f"written while the module was offloaded with read_only=True: {names}. The writes are "
+                "kept: offload the module without read_only if they are meant",
                 stacklevel=3,
             )
 
@@ -630,7 +630,7 @@ class Offload:
 
     @property
     def last_error(self) -> str | None:
-        """The text of the latest failure in the thread of a working set; None without one.
+        """The text of the latest refusal of the driver, after which a part was used at home, or None.
 
         With several devices, that of the last device that has one.
         Safe from every thread; no driver call.

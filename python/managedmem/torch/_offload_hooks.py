@@ -1,4 +1,4 @@
-"""The calls of modules, announced to a working set: acquire before, release after.
+"""The calls of modules, announced to the frames: acquire before, release after.
 
 Forward calls are bracketed by module hooks. A backward pass meets a module when it reaches the node
 of its output, and leaves it when it reaches another module's, or ends. Hooks change no tensor, so
@@ -37,8 +37,8 @@ _REPLICAS = (
     "DistributedDataParallel with one process for each device, or DataParallel with one device"
 )
 _WRITTEN = (
-    "{!r} was written although the module is offloaded with read_only=True, and the write may be "
-    "lost: call remove(), write it again, and offload the module without read_only"
+    "{!r} was written although the module is offloaded with read_only=True: call remove(), "
+    "which keeps the write, and offload the module without read_only"
 )
 _LEFT = (
     "{!r} is not in the memory that offload() streams: half(), to(), load_state_dict(assign=True) "
