@@ -34,6 +34,7 @@ from managedmem.torch._megatron import (
 from managedmem.torch._moving import to_managed
 from managedmem.torch._offload import Offload, offload
 from managedmem.torch._offload_coverage import Coverage
+from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._results import to_host
@@ -42,9 +43,11 @@ from managedmem.torch._tensors import NotManagedError, is_managed
 __all__ = [
     "CompilationState",
     "Coverage",
+    "Explanation",
     "HintedBytes",
     "NotManagedError",
     "Offload",
+    "PartPlace",
     "UnifiedMemoryCompileTimeoutError",
     "UnifiedMemoryUnsupportedError",
     "advise",
