@@ -29,8 +29,8 @@ TOKENS = 32
 SLOTS = 3
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
-    " quarter of them in the budget (two layers of 64 MiB); read_only is offload(read_only=True);"
-    " 'ours, half' has half of the layers in the budget."
+    " quarter of them in the budget (two layers of 64 MiB); 'ours, half' has half of"
+    " the layers in the budget."
     " Loads: a round over the groups of a WorkingSet, filled by the device or by the host, without"
     " other work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
@@ -227,14 +227,13 @@ def faults_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> R
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
-def another_row(
-    machine: Machine, name: str, nbytes: int, count: int, repetitions: int, **options: Any
-) -> Row:
-    """A round with other options of offload(); apart, so that one set of layers is managed."""
+def half_row(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round with half of the layers in the budget; apart, so that one set is offloaded."""
     model = machine.layers(count, nbytes)
     inputs = machine.inputs(model)
-    with streamed(machine, model, **options), machine.torch.inference_mode():
-        contenders = {name: machine.in_a_row(lambda: model(inputs), ROUNDS)}
+    budget = count // 2 * nbytes
+    with streamed(machine, model, budget), machine.torch.inference_mode():
+        contenders = {"ours, half": machine.in_a_row(lambda: model(inputs), ROUNDS)}
         return side_by_side("", contenders, count=1, repetitions=repetitions, unit="ms")
 
 
@@ -249,12 +248,7 @@ def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterat
     for nbytes in sizes:
         shape = (nbytes, min(LAYERS, NEED // nbytes), repetitions)
         row, thread_time = layer_rows(machine, *shape)
-        others: dict[str, dict[str, Any]] = {
-            "ours, read_only": {"budget": round_budget(*shape[:2]), "read_only": True},
-            "ours, half": {"budget": shape[1] // 2 * nbytes},
-        }
-        for name, options in others.items():
-            row = joined(row, another_row(machine, name, *shape, **options))
+        row = joined(row, half_row(machine, *shape))
         yield joined(row, faults_row(machine, *shape))
         yield thread_time
 
@@ -338,10 +332,7 @@ def generation(machine: Machine, repetitions: int, new: int, **shape: int) -> It
         title = f"GPT-2's shape, {size_text(size)}, {new} tokens"
         equal = bool(torch.equal(model(tokens).logits, resident(tokens).logits))
         row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
-    with streamed(machine, model, size // 2, read_only=True), torch.inference_mode():
-        timed = {"ours, read_only": machine.timed(lambda: generate(model), 1)}
-        other = side_by_side("", timed, count=1, repetitions=repetitions, unit="ms")
-    yield replace(joined(row, other), note=f"logits equal: {equal}")
+    yield replace(row, note=f"logits equal: {equal}")
 
 
 # --- training -----------------------------------------------------------------------------
