@@ -4,9 +4,9 @@
     MANAGEDMEM_DRIVER=emulator python examples/offload.py   the emulated driver, no GPU needed
 
 ``managedmem.torch.offload(model, device, budget=...)`` is the one line. Within the budget, some
-layers stay on the GPU. The others live in page-locked host memory, and are copied to the GPU while
-the layers before them run. The numbers are those of the plain model. For training, pass the optimizer: gradients and state for which the budget
-has no room live on the host too.
+layers stay on the GPU. The others live in page-locked host memory, and are copied to the GPU
+while the layers before them run. The numbers are those of the plain model. For training, pass the
+optimizer: gradients and state for which the budget has no room live on the host too.
 """
 
 import argparse

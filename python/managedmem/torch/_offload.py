@@ -519,8 +519,8 @@ class Offload:
         if written:
             names = ", ".join(map(repr, written[:3])) + (", ..." if len(written) > 3 else "")
             warnings.warn(
-                f"written while the module was offloaded with read_only=True: {names}. The writes are "
-                "kept: offload the module without read_only if they are meant",
+                f"written while the module was offloaded with read_only=True: {names}. The writes "
+                "are kept: offload the module without read_only if they are meant",
                 stacklevel=3,
             )
 
@@ -630,7 +630,7 @@ class Offload:
 
     @property
     def last_error(self) -> str | None:
-        """The text of the latest refusal of the driver, after which a part was used at home, or None.
+        """The latest refusal of the driver, after which a part was used at home, as text; or None.
 
         With several devices, that of the last device that has one.
         Safe from every thread; no driver call.
