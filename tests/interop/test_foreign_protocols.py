@@ -394,6 +394,8 @@ class TestViewsOfCudaCore:
             target = cls.from_buffer(source, (buf.size // 4,), itemsize=4)
         else:
             target = getattr(cls, view)(buf, -1)
+        if view == "from_buffer" and target.dtype is None:
+            pytest.skip("this cuda.core makes views without a dtype, which have no size")
         managedmem.prefetch(target, Host())
         assert buf.last_prefetch_location is Host()
         managedmem.advise([target], "set_read_mostly")

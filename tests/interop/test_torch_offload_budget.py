@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from constants import PAGE
+from constants import BUDGET, PAGE
 from managedmem import Device, emulator
 from offloaded import LAYER, batch, layers
 from tensors import mt, torch
@@ -85,6 +85,8 @@ def test_the_device_gives_at_most_the_budget(offloaded, kind, fit):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a model of 8 GB")
 def test_of_a_model_of_8_gb():
+    if BUDGET < 512 << 20:
+        pytest.skip("other tests run at the same time, and the driver counts their memory too")
     if Device(0).memory_info.free < 24 << 30:
         pytest.skip("needs 24 GiB of free memory on the GPU")
     width, budget, most = 8192, 2 << 30, [0]
