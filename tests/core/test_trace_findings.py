@@ -2,6 +2,7 @@
 
 import pytest
 
+import managedmem
 from canned_recorder import Canned
 from constants import MIB
 
@@ -392,7 +393,7 @@ def test_what_is_no_output(traced, odd):
     elif odd == "duplicates":
         canned.add("duplicate", first, MIB)
     elif odd == "two devices":
-        if Device.count() < 2:
+        if managedmem.Device.count() < 2:
             pytest.skip("needs two devices")
         canned.add("device_fault", first, source=1, access="write")
     found = only_finding(traced(canned, faults=odd != "no faults"))
