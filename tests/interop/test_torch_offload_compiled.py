@@ -1,5 +1,7 @@
 """Modules and callers that torch.compile saw before offload(): uses are announced, or refused."""
 
+import warnings
+
 import pytest
 
 from offloaded import LAYER, assert_same_module, batch, managed_tensors, nn, same
@@ -62,7 +64,9 @@ def compiled(model, kind, **options):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where torch has CUDA, the import warns of other packages
+        torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
