@@ -27,10 +27,11 @@ typedef enum {
     MM_CAUSE_SPECULATIVE, /* beside pages that faulted, by the module's own prediction */
     MM_CAUSE_EVICTION,
     MM_CAUSE_ACCESS_COUNTERS,
-    MM_MODULE_CAUSES,
-    MM_CAUSE_HOST_VIEW = MM_MODULE_CAUSES, /* a prefetch that numpy() and its kind made */
+    MM_CAUSE_HOST_VIEW, /* a prefetch that numpy() and its kind made; not of the module */
     MM_CAUSES
 } mm_cause;
+
+enum { MM_MODULE_CAUSES = MM_CAUSE_HOST_VIEW };
 
 /* Causes of remote mappings, the module's numbers. */
 typedef enum {
