@@ -175,13 +175,6 @@ OPERATIONS = {
         silent=TAKING,
         faults=4,
     ),
-    # For the optimizer's state of an offloaded module.
-    "page-locked memory": Operation(
-        lambda w: w.keep(managedmem._managedmem._page_locked(1 << 17)),
-        "_page_locked",
-        silent=TAKING,  # if memory runs out, it tries again without idle blocks
-        faults=4,
-    ),
     # The part of buf.torch() and buf.cupy() that needs no library.
     "wait for an array": Operation(
         lambda w: managedmem._managedmem._synchronize(w.a, w.stream, False), "ManagedBuffer.torch"
