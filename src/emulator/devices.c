@@ -50,7 +50,7 @@ emu_device_has_context(int ordinal)
     while (context != NULL && (context->destroyed || context->device->ordinal != ordinal)) {
         context = context->next;
     }
-    return context != NULL || emu_device(ordinal)->retained > 0;
+    return context != NULL || devices[ordinal].retained > 0;
 }
 
 size_t
