@@ -170,7 +170,7 @@ random_parts_take_the_best_place(void)
             if (!places[part].present) {
                 place_one(part, step);
             } else if (!places[part].fixed && random_below(4) == 0) {
-                mm_placement_remove(&placement, places, part);
+                take_all(places[part].offset, places[part].bytes);
                 CHECK(!places[part].present);
             }
             check_order();

@@ -6,16 +6,9 @@ findings can be compared with exact texts. Sums are of whole events: none lies a
 
 import struct
 
+from managedmem._trace_results import CAUSES
+
 RECORD = struct.Struct("<4QI2h4BI")
-CAUSES = (
-    "unknown",
-    "requested",
-    "fault",
-    "speculative",
-    "eviction",
-    "access_counters",
-    "host_view",
-)
 DIRECTIONS = ("to_device", "to_host", "between_devices")
 FIELDS = (
     *(f"{direction}_{cause}" for direction in DIRECTIONS for cause in CAUSES),

@@ -278,12 +278,6 @@ class _Cutter:
         return list(sites.values())
 
 
-def are_parameters(blocks: list[_Block]) -> bool:
-    """False for buffers, which a forward call may write."""
-    tensors = (t for block in blocks for piece in block.pieces for t in piece.tensors)
-    return all(isinstance(t, nn.Parameter) for t in tensors)
-
-
 def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
     """Parameters with a slice for each of many experts, of which a call uses a few."""
     count = getattr(module, "num_experts", 0)

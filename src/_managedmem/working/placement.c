@@ -135,12 +135,3 @@ mm_placement_put(mm_placement *p, mm_place *places, uint32_t part, size_t offset
     places[part].offset = offset;
     places[part].present = true;
 }
-
-void
-mm_placement_remove(mm_placement *p, mm_place *places, uint32_t part)
-{
-    size_t i = index_behind(p, places, places[part].offset);
-
-    assert(places[part].present && p->present[i] == part);
-    remove_index(p, places, i);
-}

@@ -48,7 +48,4 @@ uint32_t mm_placement_take(mm_placement *p, mm_place *places, size_t offset, siz
 /* Puts a part there, where nothing else is. */
 void mm_placement_put(mm_placement *p, mm_place *places, uint32_t part, size_t offset);
 
-/* Takes a part out that is present. */
-void mm_placement_remove(mm_placement *p, mm_place *places, uint32_t part);
-
 #endif
