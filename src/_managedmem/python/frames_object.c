@@ -250,7 +250,9 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part)
     if (mm_read_size(value, "part", &number) < 0) {
         return -1;
     }
+    Py_BEGIN_ALLOW_THREADS
     count = mm_frames_count(frames_of(op));
+    Py_END_ALLOW_THREADS
     if (number >= count) {
         PyErr_Format(PyExc_ValueError, "part must be less than %u, got %zu", count, number);
         return -1;
@@ -359,7 +361,9 @@ frames_end_round(PyObject *op, PyObject *Py_UNUSED(none))
     if (frames == NULL) {
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     mm_frames_end_round(frames);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
@@ -406,7 +410,9 @@ frames_stats(PyObject *op, PyObject *Py_UNUSED(none))
     if (frames == NULL) {
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS
     mm_frames_read_report(frames, &r);
+    Py_END_ALLOW_THREADS
     text = mm_status_text(mm_type_state(Py_TYPE(op)), &r.error);
     if (text == NULL) {
         return NULL;
