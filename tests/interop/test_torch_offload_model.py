@@ -5,10 +5,11 @@ import copy
 import random
 
 import pytest
-from torch.utils.checkpoint import checkpoint
 
 from offloaded import assert_same_module, nn, same
 from tensors import mt, torch
+
+checkpoint = torch.utils.checkpoint.checkpoint
 
 WIDTH = 24
 PARTS = 9
