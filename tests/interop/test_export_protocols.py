@@ -344,6 +344,7 @@ class TestWrappedMemory:
             assert (tensor.device.device_type, tensor.device.device_id) == (2, 0)
             assert tensor.data == pointer + 9 and capsule
             assert wrapped.__cuda_array_interface__["data"] == (pointer, False)
+            assert wrapped.__cuda_array_interface__["stream"] is None
             for device in ((13, 0), (1, 0), (2, 1)):
                 with pytest.raises(BufferError, match="memory of a device"):
                     wrapped.__dlpack__(dl_device=device)
@@ -356,13 +357,14 @@ class TestWrappedMemory:
             wrapped = ManagedBuffer.from_handle(pointer, PAGE)
             assert wrapped.__dlpack_device__() == (3, 0)
             assert wrapped.__cuda_array_interface__["data"] == (pointer, False)
-            for asked, kind in ((None, 3), ((3, 0), 3), ((1, 0), 1)):
+            assert wrapped.__cuda_array_interface__["stream"] is None
+            for asked, kind in ((None, 3), ((3, 0), 3), ((1, 0), 1), ((2, 0), 2)):
                 tensor = capsule_struct(
                     capsule := wrapped.__dlpack__(dl_device=asked, **arguments)
                 ).tensor
                 assert (tensor.device.device_type, tensor.device.device_id) == (kind, 0)
                 assert tensor.data == pointer and capsule
-            for device in ((13, 0), (2, 0)):
+            for device in ((13, 0), (2, 99)):
                 with pytest.raises(BufferError, match="pinned memory"):
                     wrapped.__dlpack__(dl_device=device)
 

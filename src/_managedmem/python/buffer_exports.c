@@ -144,7 +144,7 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_buffer *b = mm_buffer_of(op);
     dl_device device;
-    PyObject *shape;
+    PyObject *shape, *stream;
     bool reached;
 
     if (find_dlpack_device(b, &device, &reached) < 0) {
@@ -160,12 +160,15 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
     if (shape == NULL) {
         return NULL;
     }
-    /* Stream 1 is the legacy default stream. */
-    return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:i,s:i}", "shape", shape, "typestr",
+    /* The legacy default stream. None for wrapped memory that is not managed, such as a frame:
+     * consumers would wait on the host for the work of others. */
+    stream = b->memory->owned || device.device_type == DL_DEVICE_CUDA_MANAGED ? PyLong_FromLong(1)
+                                                                              : Py_NewRef(Py_None);
+    return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:N,s:i}", "shape", shape, "typestr",
                          b->dtype->typestr, "data",
                          b->size > 0 ? (unsigned long long)b->start : 0ULL,
                          b->memory->access.read_only ? Py_True : Py_False, "strides", Py_None,
-                         "stream", 1, "version", 3);
+                         "stream", stream, "version", 3);
 }
 
 /* --- DLPack ----------------------------------------------------------------------------- */
@@ -415,7 +418,7 @@ read_max_version(PyObject *value, bool *versioned)
 
 /* Managed memory can be exported for any device as managed memory, as plain CUDA memory for
  * consumers that do not know managed memory, and for the CPU. Pinned memory can be exported for
- * the CPU too, and memory of a device only for that device. */
+ * the CPU and as memory of a device, which reads it over the bus. */
 static bool
 can_export_as(dl_device device, int devices, long long type, long long id)
 {
@@ -425,7 +428,9 @@ can_export_as(dl_device device, int devices, long long type, long long id)
                                      : (type == DL_DEVICE_CUDA_MANAGED || type == DL_DEVICE_CUDA)
                                            && id >= 0 && id < devices;
     case DL_DEVICE_CUDA_HOST:
-        return (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_HOST) && id == 0;
+        return type == DL_DEVICE_CUDA
+                   ? id >= 0 && id < devices
+                   : (type == DL_DEVICE_CPU || type == DL_DEVICE_CUDA_HOST) && id == 0;
     default:
         return type == device.device_type && id == device.device_id;
     }
@@ -443,7 +448,9 @@ raise_bad_dl_device(dl_device device, PyObject *value)
             "(1, 0: CPU), not as %R";
         break;
     case DL_DEVICE_CUDA_HOST:
-        message = "pinned memory is exported as (3, 0: CUDA host) or (1, 0: CPU), not as %R";
+        message =
+            "pinned memory is exported as (3, 0: CUDA host), (2, a device: CUDA) or (1, 0: CPU), "
+            "not as %R";
         break;
     case DL_DEVICE_CUDA:
         message = "memory of a device is exported as (2, its ordinal: CUDA), not as %R";
@@ -615,13 +622,13 @@ const char mm_buffer_dlpack_doc[] =
     "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
     "another.\n"
     "\n"
-    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned\n"
-    "memory as CPU memory, (2, n) exports managed memory as memory of device n, for consumers that do not\n"
-    "know managed memory. copy=True exports a new buffer. stream is the consumer's: its later work comes\n"
-    "after the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
-    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory cannot be\n"
-    "exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for\n"
-    "wrapped memory.";
+    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed\n"
+    "or pinned memory as CPU memory, (2, n) as memory of device n, for consumers that know\n"
+    "neither. copy=True exports a new buffer. stream is the consumer's: its later work comes after\n"
+    "the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
+    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory\n"
+    "cannot be exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
+    "memory.";
 
 const char mm_buffer_dlpack_device_doc[] =
     "__dlpack_device__($self, /)\n--\n\n"
