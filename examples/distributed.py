@@ -117,6 +117,7 @@ def train(place, device, say):
     images, labels, unseen_images, unseen_labels = load_digits(place)
     mine = torch.arange(rank, len(labels), world)
 
+    torch.manual_seed(0)  # a deep model learns unevenly from some starts
     sizes = [digits.FEATURES] + [WIDTH] * (HIDDEN + 1)
     layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, digits.CLASSES))

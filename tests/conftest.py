@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 import programs
+import searches
 from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
 
@@ -103,13 +104,15 @@ def pytest_unconfigure(config):
 
 
 SCHEDULES = ("eager", "lazy")
+OPPOSITE = "opposite"
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--schedule",
-        choices=SCHEDULES,
-        help="when the emulated driver runs queued operations (default: by the name of the test)",
+        choices=(*SCHEDULES, OPPOSITE),
+        help="when the emulated driver runs queued operations (default: by the name of the test; "
+        "opposite: the other one)",
     )
     parser.addoption(
         "--two-devices",
@@ -125,7 +128,23 @@ def schedule_of(item):
     """
     forced = item.config.getoption("schedule")
     name = "::".join([f"tests/{item.path.name}", *item.nodeid.split("::")[1:]])
-    return forced or SCHEDULES[zlib.crc32(name.encode()) % len(SCHEDULES)]
+    own = zlib.crc32(name.encode()) % len(SCHEDULES)
+    return SCHEDULES[1 - own] if forced == OPPOSITE else forced or SCHEDULES[own]
+
+
+def pytest_report_header():
+    return f"random searches: MANAGEDMEM_SEED={searches.SEED}"
+
+
+def is_search(item):
+    """True for a test with a parameter `seed`."""
+    return "seed" in getattr(getattr(item, "callspec", None), "params", {})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    if is_search(item):
+        item.funcargs["seed"] += searches.FIRST_SEED
 
 
 def needs_two_devices(item):
@@ -150,6 +169,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if is_quick(item.path):
             item.add_marker("quick")
+        if is_search(item):
+            item.add_marker("search")
     if config.getoption("two_devices"):
         rest = [item for item in items if not needs_two_devices(item)]
         config.hook.pytest_deselected(items=rest)
@@ -168,7 +189,10 @@ def pytest_runtest_makereport(item):
     if report.when == "call":
         item.call_failed = report.failed
     if report.failed and EMULATED:
-        report.sections.append(("Emulated driver", f"--schedule={schedule_of(item)}"))
+        options = f"--schedule={schedule_of(item)}"
+        if is_search(item):
+            options = f"MANAGEDMEM_SEED={searches.SEED} {options}"
+        report.sections.append(("Emulated driver", options))
     return report
 
 

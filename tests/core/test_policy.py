@@ -262,7 +262,7 @@ class TestApply:
     @pytest.mark.parametrize("seed", range(6))
     def test_makes_mixed_pages_equal(self, alloc, seed):
         buffer = alloc(32 * PAGE)
-        policy = samples()[seed]
+        policy = samples()[seed % len(samples())]
         assert len(scramble(buffer, seed)) > 1
         policy.apply(buffer)
         assert MigrationPolicy.of(buffer) == policy

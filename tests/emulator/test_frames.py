@@ -100,9 +100,9 @@ class TestKept:
             assert free() == before
 
     @pytest.mark.emulator_only
-    def test_each_device_has_its_own(self, memory):
+    def test_each_device_has_its_own(self, memory, device1):
         before = [emulator.frames(device) for device in Device.all()]
-        for device in (Device(0), Device(1)):
+        for device in (Device(0), device1):
             memory.prefetch(device)
             Device(0).sync()
         now = [emulator.frames(device) for device in Device.all()]

@@ -136,18 +136,18 @@ plant_in_options() {
 
 # Removes the check that a processor has a place in the table.
 plant_in_records() {
-    plant 's/index >= MM_UVM_PROCESSORS || //' "$root/src/_managedmem/trace/uvm_records.c"
+    plant 's/index >= MM_UVM_PROCESSORS/p == NULL/' "$root/src/_managedmem/trace/uvm_records.c"
     build_records "$build/planted-records" "$build/planted.c"
     must_find records 'out of bounds' "$build/planted-records"
 }
 
 # Removes the check that an array has no more axes than there is room for.
 plant_in_protocols() {
-    local foreign=$root/src/_managedmem/python/foreign_memory.c package=$build/planted
-    plant 's/count < 0 || count > MOST_DIMENSIONS/count < 0/' "$foreign"
+    local foreign=$root/src/_managedmem/python/foreign_layout.c package=$build/planted
+    plant 's/count < 0 || count > MM_FOREIGN_DIMENSIONS/count < 0/' "$foreign"
     compile "$build/planted.o" "$build/planted.c"
     link_extension "$package" "$build/planted.o" \
-        $(printf '%s\n' "$build"/objects/*.o | grep -v /python-foreign_memory.o)
+        $(printf '%s\n' "$build"/objects/*.o | grep -v /python-foreign_layout.o)
     must_find protocols 'stack-buffer-overflow' "$build/protocols"
 }
 

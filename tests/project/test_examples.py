@@ -178,7 +178,7 @@ def test_distributed_under_torchrun_streams_what_does_not_fit() -> None:
     size = int(streamed[1].replace(",", ""))
     assert all(0 < int(each.replace(",", "")) <= size // 2 for each in held)
     assert int(state[1].replace(",", "")) >= 2 * 0.99 * size
-    assert float(found[1]) > 0.7, text  # chance gives 0.1; a deep model learns unevenly
+    assert float(found[1]) > 0.9, text
 
 
 def refused(script: str, before: str) -> list[str]:

@@ -91,6 +91,11 @@ def test_fill(alloc, n):
         done = run_pytest(self.WITHOUT_A_WAIT, "-rA", f"--schedule={schedule}")
         assert self.outcomes(done)[0 if passes else 1] == set(range(8)), done.stdout
 
+    def test_the_opposite_can_be_asked_for(self, run_pytest):
+        usual = self.outcomes(run_pytest(self.WITHOUT_A_WAIT, "-rA"))
+        opposite = self.outcomes(run_pytest(self.WITHOUT_A_WAIT, "-rA", "--schedule=opposite"))
+        assert opposite == usual[::-1]
+
     def test_no_folder_chooses_it(self):
         from conftest import schedule_of
 
@@ -110,6 +115,30 @@ def test_fill(alloc, n):
 
         done = run_python("import os; print(os.environ['MANAGEDMEM_EMULATOR'])")
         assert done.stdout == f"schedule={schedule_of(request.node)}\n"
+
+
+class TestSearches:
+    FOUND = """
+@pytest.mark.parametrize("seed", range(2))
+def test_it(seed):
+    assert seed not in (7000, 7001)
+"""
+
+    @pytest.mark.parametrize(("number", "failed"), [(7, 2), (8, 0)])
+    def test_seeds_are_those_of_the_commit_or_asked_for(self, run_pytest, number, failed):
+        done = run_pytest(self.FOUND, MANAGEDMEM_SEED=str(number))
+        assert f"MANAGEDMEM_SEED={number}" in done.stdout
+        assert done.stdout.count(f"MANAGEDMEM_SEED={number} --schedule=") == failed
+        assert (done.returncode == 0) == (failed == 0)
+
+    def test_they_are_marked(self, run_pytest):
+        done = run_pytest(self.FOUND, "-m", "not search", MANAGEDMEM_SEED="7")
+        assert "2 deselected" in done.stdout
+
+
+def test_a_failing_program_shows_its_line():
+    with pytest.raises(AssertionError, match=r'File "<string>", line 2, in f\n    1 / nothing\n'):
+        run_python("def f(nothing):\n    1 / nothing\nf(0)", driver=None)
 
 
 class TestProcesses:

@@ -6,6 +6,7 @@ import managedmem
 from constants import EMULATED
 from managedmem import Device
 from programs import run_python
+from searches import FIRST_SEED
 
 pytest.importorskip("hypothesis", reason="needs hypothesis")
 
@@ -15,7 +16,7 @@ from model_machine import FaultyMachine, Machine, search
 
 # With a sanitizer the programs take 21 s, and on a busy machine several times as long.
 PATIENCE = 140
-pytestmark = pytest.mark.timeout(PATIENCE + 10)
+pytestmark = [pytest.mark.timeout(PATIENCE + 10), pytest.mark.search]
 DRIVER = "emulator" if EMULATED else "cuda"
 PROGRAMS, PROGRAMS_ELSEWHERE = 50, 15
 SEEDS, PROGRAMS_OF_A_SEED = 8, 80  # for a planted fault, which the first or second one finds
@@ -25,7 +26,7 @@ def agree(machine, programs, emulator=None):
     """In a process of its own, so that the programs do not depend on the tests before."""
     script = f"""
         from model_machine import {machine.__name__}, search
-        search({machine.__name__}, {programs})
+        search({machine.__name__}, {programs}, number={FIRST_SEED})
         print("agree")
     """
     done = run_python(script, emulator=emulator, driver=DRIVER, patience=PATIENCE)

@@ -7,8 +7,9 @@ calls, disturbed queues, limits and threads. Each program runs in a process of i
 import pytest
 
 from programs import run_python
+from searches import FIRST_SEED
 
-pytestmark = pytest.mark.emulator_only
+pytestmark = [pytest.mark.emulator_only, pytest.mark.search]
 
 PRELUDE = """
 import gc, random, sys, threading, warnings
@@ -162,14 +163,16 @@ def passes(code):
     ],
 )
 def test_random_programs(options):
-    passes(f"for seed in range(15): run(seed, {options})")
+    passes(f"for seed in range({FIRST_SEED}, {FIRST_SEED + 15}): run(seed, {options})")
 
 
 def test_programs_of_threads():
     """With marks of others meanwhile; no event of own memory is unattributed."""
-    passes("""
+    passes(
+        f"seeds = range({FIRST_SEED}, {FIRST_SEED + 4})"
+        + """
 sys.setswitchinterval(1e-4)
-for seed in range(4):
+for seed in seeds:
     programs = [Program(10 * seed + i, 1000 * i) for i in range(3)]
     over, errors = threading.Event(), []
 
@@ -206,4 +209,5 @@ for seed in range(4):
     assert t.complete and t.unattributed.moved == 0, t.unattributed
     for part in (t, *t.slices):
         check_memories(part)
-""")
+"""
+    )

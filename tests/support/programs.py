@@ -5,6 +5,7 @@ A program has tests/support on its path, and the schedule of the test that start
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -56,8 +57,19 @@ def run_python(code, *, driver="emulator", emulator=None, check=True, patience=P
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
     done = run_program(command, env, patience)
     if check:
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + with_lines(done.stderr, textwrap.dedent(code))
     return done
+
+
+def with_lines(text, code):
+    """A traceback with the lines of a program that Python was given as text."""
+    lines = code.splitlines()
+
+    def line_of(found):
+        number = int(found[1])
+        return f"{found[0]}\n    {lines[number - 1].strip()}" if number <= len(lines) else found[0]
+
+    return re.sub(r'^ *File "<string>", line (\d+).*$', line_of, text, flags=re.MULTILINE)
 
 
 def parameters_of(request, test):
