@@ -14,6 +14,7 @@ from . import (
     attribution,
     batches,
     deferring,
+    experts,
     footprint,
     instructions,
     jobs,
@@ -114,6 +115,7 @@ GROUPS = {
         offload.measure,
         offload.NEED,
     ),
+    "experts": Group("Experts", experts.DESCRIPTION, experts.measure, experts.NEED),
     "tuning": Group(
         "tune() and the placements of experts",
         "Steps of four programs: the host fills arrays, the device computes, the host reads the"
@@ -136,7 +138,7 @@ GROUPS = {
     ),
 }
 # Those that the emulated driver can run: they check bytes too.
-EMULATED_GROUPS = {"attribution", "tracing"}
+EMULATED_GROUPS = {"attribution", "experts", "tracing"}
 # The one table that needs no GPU.
 ALL_GROUPS = {
     **GROUPS,

@@ -1,8 +1,8 @@
 """Weights and optimizer state that do not fit: streamed by offload(), and in other ways.
 
 The contenders of a row do the same work. `resident` has everything on the device, the limit of
-the arithmetic. `pinned buffers` is written by hand: three buffers on the device, filled on a side
-stream from pinned memory. The rows of loads copy one pinned buffer to one place instead.
+the arithmetic. `pinned buffers` is written by hand: buffers on the device, filled on a side stream
+from pinned memory; three, or in the rows of loads as many as the budget of the working set holds.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ from types import ModuleType
 from typing import Any
 
 import managedmem
-from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, WorkingSet
+from managedmem import Device, Host, ManagedWorkingSet, WorkingSet
 
 from .measure import KIB, MIB, Contender, Row, elapsed, side_by_side
 
 SIZES = (2 * MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 LAYERS = 16
-NEED = 256 * MIB
+NEED = 256 * MIB  # of managed memory
 ROUNDS = 4  # of the layers in a measurement
 TOKENS = 32
 SLOTS = 3
+SHARE = 8  # a working set has one eighth of its groups in the budget
+LOADED = 1024 * MIB  # by a round over the groups of a WorkingSet, whose memory is not managed
+MOST_GROUPS = 64
 DESCRIPTION = (
     "Layers: the time of a round with one matrix product of each, weights at home on the host, a"
     " quarter of them in the budget (two layers of 64 MiB); 'ours, half' has half of"
     " the layers in the budget."
-    " Loads: a round over the groups of a WorkingSet, filled by the device or by the host, without"
-    " other work. Generation: GPT-2's shape in float16"
+    " Loads: a round over the groups of a WorkingSet, of which the budget holds an eighth, at least"
+    " two; the device sums each group. managed is a ManagedWorkingSet with the budget as its limit."
+    " Rows of loads that were written by the device or the host are of the engine until 2026-11-24,"
+    " without other work. Generation: GPT-2's shape in float16"
     " with random weights, 32 tokens, half of the weights in the budget. Training: a step of Adam,"
     " its state out of the budget. All fits: a round with a budget for everything."
 )
@@ -256,45 +261,121 @@ def layers(machine: Machine, sizes: tuple[int, ...], repetitions: int) -> Iterat
 # --- loads alone --------------------------------------------------------------------------
 
 
-def written(machine: Machine, nbytes: int, by_device: bool) -> ManagedBuffer:
-    """Memory at home on the host, with contents."""
-    at_home = MigrationPolicy(preferred_location=Host(), accessed_by=[Device(0)])
-    memory = managedmem.empty(nbytes, policy=at_home)
-    if by_device:
-        memory.fill(1)
-        Device(0).sync()
-    else:
-        machine.torch.frombuffer(memory, dtype=machine.torch.uint8).fill_(1)
-    return memory
+class Sums:
+    """The work on loaded bytes: their sum. The emulated driver has no kernels, and copies them."""
+
+    def __init__(self, machine: Machine, count: int, nbytes: int) -> None:
+        self.torch, self.emulated, self.nbytes = machine.torch, machine.emulated, nbytes
+        if self.emulated:
+            self.copies = [managedmem.empty(nbytes) for _ in range(count)]
+        else:
+            int64 = self.torch.int64
+            self.results = self.torch.zeros(count, dtype=int64, device=machine.place)
+
+    def add(self, number: int, array: Any) -> None:
+        """Queue the sum of one group, of a tensor or a buffer of its bytes."""
+        if self.emulated:
+            self.copies[number].copy_from(array)
+            return
+        tensor = self.torch.as_tensor(array, device=self.results.device)
+        self.torch.sum(tensor.view(self.torch.int32), 0, out=self.results[number])
+
+    def are_right(self) -> bool:
+        """True if group n has nothing but n."""
+        if self.emulated:
+            Device(0).sync()
+            found = [int(copy.view("int32").numpy().sum()) for copy in self.copies]
+        else:
+            found = self.results.tolist()
+        return found == [number * (self.nbytes // 4) for number in range(len(found))]
 
 
-def loads(machine: Machine, nbytes: int, count: int, by_device: bool, repetitions: int) -> Row:
-    """A round over the groups of a working set."""
+def numbered(machine: Machine, number: int, nbytes: int) -> Any:
+    """Bytes of the host that are a number, as a tensor."""
     torch = machine.torch
-    memory = written(machine, count * nbytes, by_device)
+    return torch.full((nbytes // 4,), number, dtype=torch.int32).view(torch.uint8)
+
+
+class Ring:
+    """As many buffers on the device as the budget holds, filled in turn from pinned memory."""
+
+    def __init__(self, machine: Machine, sums: Sums, count: int, slots: int) -> None:
+        torch = self.torch = machine.torch
+        self.sums = sums
+        self.homes = [numbered(machine, i, sums.nbytes).pin_memory() for i in range(count)]
+        self.slots = [torch.empty_like(home, device=machine.place) for home in self.homes[:slots]]
+        self.side = torch.cuda.Stream()
+        self.filled = [torch.cuda.Event() for _ in range(slots)]
+        self.used = [torch.cuda.Event() for _ in range(slots)]
+        self.copies = self.uses = 0  # over all rounds
+
+    def fill(self) -> None:
+        """Queue one copy."""
+        slot = self.copies % len(self.slots)
+        self.side.wait_event(self.used[slot])
+        with self.torch.cuda.stream(self.side):
+            home = self.homes[self.copies % len(self.homes)]
+            self.slots[slot].copy_(home, non_blocking=True)
+            self.filled[slot].record()
+        self.copies += 1
+
+    def round(self) -> None:
+        """Sum all groups once. Copies for the next round start in this one, as ours do."""
+        current = self.torch.cuda.current_stream()
+        for number in range(len(self.homes)):
+            while self.copies < self.uses + len(self.slots) - 1:
+                self.fill()
+            slot = self.uses % len(self.slots)
+            current.wait_event(self.filled[slot])
+            self.sums.add(number, self.slots[slot])
+            self.used[slot].record()
+            self.uses += 1
+
+
+def summing(machine: Machine, groups: list[Any], sums: Sums) -> Step:
+    """A round over the groups of a working set."""
+    stream = None if machine.emulated else machine.torch.cuda.current_stream()
+
+    def use_all() -> None:
+        for number, group in enumerate(groups):
+            with group.use(stream=stream) as use:
+                sums.add(number, use.arrays[0])
+
+    return use_all
+
+
+def filled(machine: Machine, number: int, nbytes: int) -> list[Any]:
+    """Managed memory that is a number, as the only target of a group."""
+    buffer = managedmem.empty(nbytes)
+    machine.torch.frombuffer(buffer, dtype=machine.torch.uint8).copy_(
+        numbered(machine, number, nbytes)
+    )
+    return [buffer]
+
+
+def loads(machine: Machine, nbytes: int, count: int, repetitions: int) -> Row:
+    """A round over the groups of a working set."""
+    slots = max(count // SHARE, 2)
+    budget = slots * nbytes
+    work = {name: Sums(machine, count, nbytes) for name in ("pinned buffers", "ours", "managed")}
     contenders: dict[str, Contender] = {}
     if not machine.emulated:
-        pinned = torch.ones(nbytes, dtype=torch.uint8).pin_memory()
-        place = torch.empty_like(pinned, device=machine.place)
-
-        def copy_all() -> None:
-            for _ in range(count):
-                place.copy_(pinned, non_blocking=True)
-
-        contenders["pinned buffers"] = machine.in_a_row(copy_all, ROUNDS)
-    with WorkingSet(max(count // 4, 1) * nbytes, Device(0)) as working:
-        parts = [memory[i * nbytes : (i + 1) * nbytes] for i in range(count)]
-        groups = [working.add(part, at_home=by_device) for part in parts]
-
-        def use_all() -> None:
-            for group in groups:
-                with group.use():
-                    pass
-
-        contenders["ours"] = machine.in_a_row(use_all, ROUNDS)
-        title = f"{count} loads of {size_text(nbytes)}, written by the "
-        title += "device" if by_device else "host"
-        return side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+        ring = Ring(machine, work["pinned buffers"], count, slots)
+        contenders["pinned buffers"] = machine.in_a_row(ring.round, ROUNDS)
+    with WorkingSet(budget, Device(0)) as working, ManagedWorkingSet(budget, Device(0)) as managed:
+        groups = [working.add(numbered(machine, i, nbytes)) for i in range(count)]
+        contenders["ours"] = machine.in_a_row(summing(machine, groups, work["ours"]), ROUNDS)
+        if count * nbytes <= NEED:
+            groups = [managed.add(filled(machine, i, nbytes)) for i in range(count)]
+            use_all = summing(machine, groups, work["managed"])
+            contenders["managed"] = machine.in_a_row(use_all, ROUNDS)
+        title = f"{count} loads of {size_text(nbytes)}"
+        row = side_by_side(title, contenders, count=1, repetitions=repetitions, unit="ms")
+        before = working.stats().bytes_loaded
+        contenders["ours"](1)
+        loaded = (working.stats().bytes_loaded - before) / ROUNDS / (count * nbytes)
+    right = all(work[name].are_right() for name in contenders)
+    return replace(row, note=f"sums right: {right}; loaded in a round: {loaded:.2f} of all bytes")
 
 
 # --- a transformer ------------------------------------------------------------------------
@@ -479,8 +560,9 @@ def measure(
     if not machine.emulated and not torch.cuda.is_available():
         return
     yield from layers(machine, sizes, repetitions)
-    for by_device in (True, False):
-        yield loads(machine, sizes[-2], min(LAYERS, NEED // sizes[-2]), by_device, repetitions)
+    for nbytes in sizes[-2:]:
+        yield loads(machine, nbytes, min(MOST_GROUPS, LOADED // nbytes), repetitions)
+        yield loads(machine, nbytes, min(LAYERS, NEED // nbytes), repetitions)
     yield from generation(machine, repetitions, tokens, **shape)
     yield from training(machine, *trained, repetitions)
     yield trained_in_turn(machine, trained[0], 2 * trained[1], repetitions)

@@ -38,10 +38,6 @@ from managedmem._managedmem import (
     Stream,
     TraceBusyError,
     TraceUnavailableError,
-    WorkingGroup,
-    WorkingSet,
-    WorkingSetStats,
-    WorkingUse,
     advise,
     discard,
     discard_prefetch,
@@ -71,6 +67,7 @@ __all__ = [
     "IPCNotSupportedError",
     "ManagedBuffer",
     "ManagedMemoryResource",
+    "ManagedWorkingSet",
     "MemoryInfo",
     "MigrationPolicy",
     "PageRun",
@@ -158,6 +155,8 @@ if TYPE_CHECKING:
         trace,
     )
     from managedmem._tune import TuneResult, TuneTime, TuneTrial, TuneUnstableError, tune
+    from managedmem._working_group import WorkingGroup, WorkingUse
+    from managedmem._working_set import ManagedWorkingSet, WorkingSet, WorkingSetStats
 else:
 
     def __getattr__(name: str) -> object:
@@ -169,7 +168,9 @@ else:
         parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune", "resu": "_result_cache"}
         parts |= dict.fromkeys(("asar", "empt", "full", "zero"), "_creation")
         parts |= dict.fromkeys(("Capa", "capa"), "_capabilities")
-        part = parts.get(name[:4], "_trace")
+        parts |= {"WorkingGroup": "_working_group", "WorkingUse": "_working_group"}
+        parts |= dict.fromkeys(("Mana", "Work"), "_working_set")
+        part = parts.get(name) or parts.get(name[:4], "_trace")
         globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
         return value
 

@@ -45,8 +45,9 @@ class Capabilities:
 
     ``advice`` (also advice that names a device), ``prefetch``, ``batch_prefetch``, ``discard``,
     ``traces`` and ``residency`` are operations of this library. ``memory_pools_supported`` is for
-    DeviceMemoryResource, ``managed_pools`` for ManagedMemoryResource(pooled=True). A WorkingSet and
-    managedmem.torch.offload() need ``concurrent_managed_access``, and nothing else.
+    DeviceMemoryResource, ``managed_pools`` for ManagedMemoryResource(pooled=True). A
+    ManagedWorkingSet needs ``concurrent_managed_access``; a WorkingSet and
+    managedmem.torch.offload() need none of them.
     """
 
     devices: tuple[Device, ...]

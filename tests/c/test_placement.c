@@ -1,4 +1,5 @@
-/* test_placement.c: the places of parts in one piece of memory, against a search through all offsets.
+/* test_placement.c: the places of parts in one piece of memory, against a search through all
+ * offsets.
  *
  * Usage: test_placement PATH_OF_THE_EMULATED_DRIVER, which is not opened. */
 #include "working/placement.h"
@@ -47,12 +48,12 @@ meet(const mm_place *place, size_t offset, size_t bytes)
     return place->present && place->offset < offset + bytes && offset < end_of(place);
 }
 
-/* What goes for some bytes: it is better if the nearest next use is later; then if the latest use was
- * earlier; then if it has fewer bytes. */
+/* What goes for some bytes: it is better if the nearest next use is later; then if the most heat
+ * is less; then if it has fewer bytes. */
 typedef struct {
     bool allowed;
     uint32_t distance;
-    uint64_t used;
+    double heat;
     size_t bytes;
 } loss;
 
@@ -66,7 +67,7 @@ loss_of(size_t offset, size_t bytes, uint32_t least)
             found.allowed = found.allowed && !places[i].fixed && places[i].distance >= least;
             found.distance =
                 places[i].distance < found.distance ? places[i].distance : found.distance;
-            found.used = places[i].used > found.used ? places[i].used : found.used;
+            found.heat = places[i].heat > found.heat ? places[i].heat : found.heat;
             found.bytes += places[i].bytes;
         }
     }
@@ -82,7 +83,7 @@ is_better(const loss *a, const loss *b)
     if (a->distance != b->distance) {
         return a->distance > b->distance;
     }
-    return a->used != b->used ? a->used < b->used : a->bytes < b->bytes;
+    return a->heat != b->heat ? a->heat < b->heat : a->bytes < b->bytes;
 }
 
 static void
@@ -154,7 +155,7 @@ place_one(uint32_t part, uint64_t turn)
         CHECK(mine.allowed && !is_better(&best, &mine));
         take_all(offset, bytes);
         mm_placement_put(&placement, places, part, offset);
-        places[part].used = turn;
+        places[part].heat = turn;
     }
 }
 
@@ -206,16 +207,16 @@ the_farthest_goes_first(void)
 }
 
 static void
-of_those_that_are_not_expected_the_oldest_goes_first(void)
+of_parts_that_are_not_expected_the_ccoldest_goes_first(void)
 {
-    for (uint32_t oldest = 0; oldest < 2; oldest++) {
+    for (uint32_t coldest = 0; coldest < 2; coldest++) {
         size_t offset = 99;
         put_two();
         places[0].distance = places[1].distance = MM_UNEXPECTED;
-        places[oldest].used = 4;
-        places[1 - oldest].used = 7;
+        places[coldest].heat = 4;
+        places[1 - coldest].heat = 7;
         CHECK(mm_placement_find(&placement, places, UNIT, MM_UNEXPECTED, &offset));
-        CHECK_EQUAL(offset, places[oldest].offset);
+        CHECK_EQUAL(offset, places[coldest].offset);
         mm_placement_free(&placement);
     }
 }
@@ -276,7 +277,7 @@ main(void)
     static const check_test tests[] = {
         CHECK_TEST(random_parts_take_the_best_place),
         CHECK_TEST(the_farthest_goes_first),
-        CHECK_TEST(of_those_that_are_not_expected_the_oldest_goes_first),
+        CHECK_TEST(of_parts_that_are_not_expected_the_ccoldest_goes_first),
         CHECK_TEST(fixed_parts_stay),
         CHECK_TEST(sizes_at_the_limits),
         CHECK_TEST(a_reservation_may_fail),

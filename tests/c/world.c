@@ -41,6 +41,7 @@ world_open(const char *path)
     find(library, "emu_log_entry", &world.log_entry);
     find(library, "emu_live_allocations", &world.live_allocations);
     find(library, "emu_live_streams", &world.live_streams);
+    find(library, "emu_live_events", &world.live_events);
     find(library, "emu_live_pools", &world.live_pools);
     find(library, "emu_schedule", &world.schedule);
     find(library, "emu_launch", &world.launch);
@@ -48,6 +49,8 @@ world_open(const char *path)
     find(library, "cuStreamBeginCapture_v2", &world.begin_capture);
     find(library, "cuStreamEndCapture", &world.end_capture);
     find(library, "cuGraphDestroy", &world.destroy_graph);
+    find(library, "cuCtxCreate_v2", &world.create_context);
+    find(library, "cuCtxDestroy_v2", &world.destroy_context);
     find(library, "emu_touch", &world.touch);
     find(library, "emu_residency", &world.residency);
     find(library, "emu_uvm_disturb", &world.disturb_queue);

@@ -23,6 +23,7 @@ typedef struct {
     int (*log_entry)(size_t i, char *text, size_t size);
     size_t (*live_allocations)(void);
     size_t (*live_streams)(void);
+    size_t (*live_events)(void);
     size_t (*live_pools)(void);
     size_t (*context_depth)(void);
     void (*schedule)(int lazy);
@@ -30,6 +31,8 @@ typedef struct {
     CUresult (*begin_capture)(CUstream stream, CUstreamCaptureMode mode);
     CUresult (*end_capture)(CUstream stream, CUgraph *graph);
     CUresult (*destroy_graph)(CUgraph graph);
+    CUresult (*create_context)(CUcontext *context, unsigned int flags, CUdevice device);
+    CUresult (*destroy_context)(CUcontext context);
     int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
     int (*residency)(CUdeviceptr ptr, size_t size, int *type, int *id);
     int (*disturb_queue)(const char *name, unsigned int value);

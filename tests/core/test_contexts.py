@@ -600,12 +600,13 @@ class TestDestroyed:
                 gc.collect()
             destroy(other)
 
-    def test_a_stream_of_it_in_a_working_set(self, alloc):
+    @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+    def test_a_stream_of_it_in_a_working_set(self, alloc, kind):
         """The ends of uses are events, which end with the context too."""
         buffers = [alloc(MIB) for _ in range(3)]
         for number, buffer in enumerate(buffers):
             write(buffer, number)
-        with managedmem.WorkingSet(MIB, ZERO) as working:
+        with getattr(managedmem, kind)(MIB, ZERO) as working:
             groups = [working.add(buffer) for buffer in buffers]
             for _ in range(2):
                 context = make()
@@ -620,24 +621,34 @@ class TestDestroyed:
             stream = Stream()
             with pytest.raises(CUDAError, match="Stream"), groups[1].use(stream=stream):
                 destroy(context)
-            with groups[2].use():
-                pass
-        ZERO.sync()
-        assert [set(bytes(buffer)) for buffer in buffers] == [{0}, {1}, {2}]
+            gc.collect()
+            for number, group in enumerate(groups):
+                with group.use() as use, group.use_on_host() as home:
+                    assert use.is_resident
+                    assert set(bytes(home[0] if kind == "WorkingSet" else home)) == {number}
+                del use
+                working.remove(group)
+            assert working.stats().failures == 0
 
-    def test_a_stream_of_it_at_the_end_of_a_use(self, alloc):
-        """The call raises, and the group is released all the same: it can be removed."""
-        with managedmem.WorkingSet(MIB, ZERO) as working:
-            group = working.add(alloc(MIB), "write")
+    @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+    def test_a_stream_of_it_at_the_end_of_a_use(self, alloc, kind):
+        """The call raises, and the use goes on; it can end on another stream, or be lost."""
+        with getattr(managedmem, kind)(2 * MIB, ZERO) as working:
+            groups = [working.add(alloc(MIB), "write") for _ in range(2)]
             context = make()
             stream = Stream()
-            group.acquire(stream=stream)
+            use, lost = (group.use(stream=stream) for group in groups)
+            late = lost.arrays
             destroy(context)
-            with pytest.raises(CUDAError, match="Stream"):
-                group.release(stream=stream)
-            with pytest.raises(RuntimeError, match="nothing to release"):
-                group.release()
-            working.remove(group)
+            for each in (use, lost):
+                with pytest.raises(CUDAError, match="Stream"):
+                    each.close()
+            use.close(stream=Stream.from_handle(0))
+            del each, lost
+            del late
+            gc.collect()
+            for group in groups:
+                working.remove(group)
 
     @pytest.mark.parametrize("end", ["close", "drop", "close on another stream"])
     def test_memory_of_a_pool_in_its_order(self, end):

@@ -1,92 +1,84 @@
-"""What a WorkingSet moves by the access of its groups and uses, and that contents stay right."""
+"""What a WorkingSet moves by the access of groups and uses, and that contents are right.
 
-import time
+Work of the device is queued and not waited for, so that each order that is not kept shows under the
+lazy schedule of the emulated driver.
+"""
 
+import itertools
+
+import numpy
 import pytest
 
-from constants import EMULATED, PAGE
-from contents import contents, pattern, write
-from managedmem import Device, Host, Stream, WorkingSet, emulator
+from constants import EMULATED, MIB, PAGE
+from contents import pattern
+from kernels import Sources, read_by_device, write_by_device
+from managedmem import Device, Stream, WorkingSet, emulator
 
 SIZE = 16 * PAGE
 
 
-@pytest.fixture
-def layers(alloc):
-    """16 buffers with contents of their own."""
-    made = [alloc(SIZE) for _ in range(16)]
-    for number, buffer in enumerate(made):
-        write(buffer, pattern(SIZE, number))
-    return made
+def layer(number, size=SIZE):
+    """An array with contents of its own."""
+    return numpy.frombuffer(pattern(size, number), dtype="uint8")
+
+
+def all_are(value, array):
+    return bytes(array) == bytes([value]) * SIZE
+
+
+@pytest.fixture(params=["eager", "lazy"] if EMULATED else ["a GPU"])
+def schedule(request):
+    if EMULATED:
+        emulator.schedule(request.param)
 
 
 @pytest.fixture
-def working():
+def working(schedule):
     with WorkingSet(4 * SIZE, Device(0)) as made:
         yield made
 
 
 @pytest.fixture
-def groups(working, layers):
-    return [working.add(layer, "write") for layer in layers]
+def groups(working):
+    return [working.add(layer(number), "write") for number in range(16)]
 
 
 @pytest.fixture
-def stream():
+def sources():
+    made = Sources(SIZE)
+    yield made
+    Device(0).sync()
+    made.close()
+
+
+@pytest.fixture
+def result(alloc):
+    return alloc(SIZE)
+
+
+@pytest.fixture
+def other():
     with Stream() as made:
         yield made
+        made.sync()
 
 
-@pytest.mark.parametrize(
-    ("kind", "bad", "message"),
-    [
-        ("write", "scratch", r'must be None, "read" or "write", got \'scratch\'$'),
-        ("write", "Read", "got 'Read'$"),
-        ("write", 1, "got 1$"),
-        (
-            "read",
-            "write",
-            'added with access="read" must be None or "read", got \'write\': add',
-        ),
-        ("scratch", "read", 'access="scratch" must be None or "scratch", got \'read\''),
-    ],
-)
-def test_access_of_a_use_must_be_one_of_the_group(working, layers, kind, bad, message):
-    group = working.add(layers[0], kind)
-    for call in (group.acquire, group.use):
-        with pytest.raises(ValueError, match=message):
-            call(access=bad)
-    with pytest.raises(RuntimeError, match="not acquired"):
-        group.release()
-    for good in (None, kind):
-        with group.use(access=good):
-            pass
+def without_room(working, stream):
+    """Uses of other groups, which take all frames."""
+    return [working.add(layer(0)).use(stream=stream) for _ in range(4)]
 
 
-def test_uses_that_read_move_nothing_home(working, layers, groups, stream, alloc):
-    result = alloc(SIZE)
+# --- what moves -----------------------------------------------------------------------------
+
+
+def test_uses_that_read_move_nothing_home(working, groups, stream):
     for _ in range(3):
         for number, group in enumerate(groups):
-            with group.use(stream=stream, access="read"):
-                result.copy_from(layers[number], stream=stream)
-                stream.sync()
-                assert contents(result) == pattern(SIZE, number)
+            with group.use(stream=stream, access="read") as use:
+                assert read_by_device(use.arrays[0], stream) == pattern(SIZE, number)
     stats = working.stats()
-    assert stats.bytes_home == 0 and stats.drops >= 44 and stats.failures == 0
-    assert stats.bytes_loaded >= 40 * SIZE
-
-
-def test_what_is_written_goes_home_once(working, layers, groups, stream):
-    for value in range(3):
-        for access in ("read", None, "read"):
-            for layer, group in zip(layers, groups, strict=True):
-                with group.use(stream=stream, access=access):
-                    if access is None:
-                        layer.fill(value, stream=stream)
-    stream.sync()
-    working.close()
-    assert [contents(layer) for layer in layers] == [bytes([2]) * SIZE] * 16
-    assert working.stats().failures == 0
+    assert stats.bytes_home == 0 and stats.drops >= 32 and stats.failures == 0
+    assert stats.bytes_loaded == stats.loads * SIZE
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -96,7 +88,8 @@ def test_a_training_loop_moves_each_group_home_once(working, groups, stream, giv
         working.order = groups + groups[::-1] + groups
     demanded = []
     for _ in range(12):
-        demanded.append(working.stats().loaded)
+        stats = working.stats()
+        demanded.append(stats.loads - stats.ahead)
         for group in groups + groups[::-1]:
             with group.use(stream=stream, access="read"):
                 pass
@@ -106,157 +99,311 @@ def test_a_training_loop_moves_each_group_home_once(working, groups, stream, giv
     stream.sync()
     working.close()
     stats = working.stats()
-    first = 3 * 16  # of the first round, in which the set learns
-    assert 11 * 16 * SIZE <= stats.bytes_home <= (11 * 16 + first) * SIZE
-    assert stats.loaded == demanded[2] and stats.mapped == 0
+    assert stats.bytes_home == 12 * 16 * SIZE
+    assert stats.loads - stats.ahead == demanded[2] and stats.mapped == 0
 
 
-def test_a_read_of_what_was_written_finds_it(working, layers, groups, stream, alloc):
-    """It stays as it is, and goes home when it is dropped."""
-    result = alloc(SIZE)
-    working.order = groups[:4]
-    with groups[0].use(stream=stream):
-        layers[0].fill(7, stream=stream)
-    loads = working.stats().loaded
-    with groups[0].use(stream=stream, access="read"):
-        result.copy_from(layers[0], stream=stream)
-    assert working.stats().loaded == loads
-    with groups[0].use(stream=stream, access="read"), groups[0].use(stream=stream):
-        layers[0][:PAGE].fill(8, stream=stream)
-    for group in groups[4:8]:
-        group.acquire(stream=stream)
-    stream.sync()
-    assert contents(result) == bytes([7]) * SIZE
-    assert contents(layers[0]) == bytes([8]) * PAGE + bytes([7]) * (SIZE - PAGE)
-    for group in groups[4:8]:
-        group.release(stream=stream)
+def test_what_is_written_is_read_by_later_uses(working, groups, stream, sources, result):
+    for turn in range(3):
+        for number, group in enumerate(groups):
+            with group.use(stream=stream) as use:
+                sources.queue(use.arrays[0], (turn + number) % 7, stream)
+        for number, group in enumerate(groups):
+            with group.use(stream=stream, access="read") as use:
+                result.copy_from(use.arrays[0], stream=stream)
+            if number % 5 == 0:
+                stream.sync()
+                assert all_are((turn + number) % 7, result)
+    for number, group in enumerate(groups):
+        with group.use_on_host() as (home,):
+            assert all_are((2 + number) % 7, home)
 
 
-@pytest.mark.emulator_only
-@pytest.mark.parametrize("way", ["promise", "nested"])
-def test_a_copy_that_is_written_loses_no_byte_and_no_room(working, layers, groups, stream, way):
-    """The written pages are on the device only, and leave it with the others."""
-    group, others = groups[0], groups[8:12]
-    with group.use(stream=stream, access="read"):
-        stream.sync()
-        assert emulator.residency(layers[0][:PAGE]) not in (Device(0), Host())  # both have it
-        with group.use(stream=stream, access="write" if way == "nested" else "read"):
-            layers[0][: 4 * PAGE].fill(9, stream=stream)
-        stream.sync()
-        assert emulator.residency(layers[0][: 4 * PAGE]) is Device(0)
-    for other in others:
-        assert other.acquire(stream=stream)
-    stream.sync()
-    Device(0).sync()
-    assert emulator.residency(layers[0]) is Host()
-    assert not layers[0].read_mostly
-    assert contents(layers[0]) == bytes([9]) * 4 * PAGE + pattern(SIZE, 0)[4 * PAGE :]
-    for other in others:
-        other.release(stream=stream)
+def test_a_write_of_a_part_keeps_the_rest(working, groups, stream, sources):
+    with groups[0].use(stream=stream, access="read"), groups[0].use(stream=stream) as use:
+        sources.queue(use.arrays[0][PAGE : 2 * PAGE], 9, stream)
+    wanted = bytearray(pattern(SIZE, 0))
+    wanted[PAGE : 2 * PAGE] = bytes([9]) * PAGE
+    with groups[0].use_on_host() as (home,):
+        assert bytes(home) == wanted
 
 
-def test_a_write_replaces_a_copy(working, layers, groups, stream):
-    with groups[0].use(stream=stream, access="read"):
+def test_scratch_is_not_copied(working, stream, sources, result):
+    groups = [working.add(layer(number), "scratch") for number in range(8)]
+    before = len(emulator.calls()) if EMULATED else 0
+    for group in groups * 3:
+        with group.use(stream=stream):
+            pass
+    if EMULATED:
+        names = [call.name for call in emulator.calls()[before:]]
+        assert "cuMemcpyAsync" not in names
+    assert working.stats().bytes_home == 0 and working.stats().drops > 0
+    for value, group in enumerate(groups):
+        with group.use(stream=stream) as use:
+            sources.queue(use.arrays[0], value, stream)
+            with group.use(stream=stream) as same:
+                result.copy_from(same.arrays[0], stream=stream)
+            stream.sync()
+            assert all_are(value, result)
+
+
+def test_scratch_brings_no_bytes(working, stream):
+    with working.add(layer(0), "scratch").use(stream=stream):
         pass
-    loads = working.stats().loaded
-    with groups[0].use(stream=stream, access="write"):
-        layers[0].fill(3, stream=stream)
+    assert working.stats().bytes_loaded == 0
+
+
+def test_many_streams(working, groups, sources):
+    """A use on one stream does not wait for the host between it and another one."""
+    streams = [Stream() for _ in range(5)]
+    for turn, number in itertools.product(range(6), range(16)):
+        stream = streams[number % 5]
+        with groups[number].use(stream=stream) as use:
+            sources.queue(use.arrays[0], (turn * number) % 11, stream)
+    for number, group in enumerate(groups):
+        with group.use_on_host() as (home,):
+            assert all_are(5 * number % 11, home)
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.emulator_only("counts frames of the emulated driver")
+@pytest.mark.parametrize("order", ["given", "learned", "random"])
+def test_the_budget_is_kept_at_every_call(order):
+    chosen = numpy.random.default_rng(3)
+    nbytes, granularity = 5 * MIB // 2, 2 * MIB
+    emulator.clear_counters()
+    before = emulator.frames(Device(0))
+    with WorkingSet(nbytes, Device(0)) as working, Stream() as stream:
+        kinds = ["read", "write", "scratch"]
+        groups = [
+            working.add(numpy.zeros(chosen.integers(1, MIB), "u1"), kinds[n % 3]) for n in range(12)
+        ]
+        if order == "given":
+            working.order = groups
+        for turn in range(120):
+            number = int(chosen.integers(12)) if order == "random" else turn % 12
+            with groups[number].use(stream=stream), groups[number // 2].use():
+                assert working.nbytes <= nbytes
+            if turn % 20 == 0:
+                working.remove(groups[5])
+                groups[5] = working.add(numpy.zeros(MIB, "u1"))
+                if order == "given":
+                    working.order = groups
         stream.sync()
-        assert groups[0].is_resident and not layers[0].read_mostly
-    assert working.stats().loaded == loads + 1
-    assert working.nbytes <= working.budget
-    working.remove(groups[0])
-    assert contents(layers[0]) == bytes([3]) * SIZE
+        now = emulator.frames(Device(0))
+        assert now.plain - before.plain == nbytes == working.stats().kept
+        assert now.used == before.used
+        assert now.peak - before.taken <= nbytes + granularity
+    assert emulator.frames(Device(0)).plain == before.plain
 
 
-def test_the_end_of_a_set_restores_the_advice_of_copies(working, layers, groups, stream):
-    uses = [group.use(stream=stream, access="read") for group in groups[:3]]
-    for use in uses:
-        use.__enter__()
+# --- at home for want of room ------------------------------------------------------------------
+
+
+def test_writes_at_home_are_read_from_frames(working, stream, other, sources, result):
+    """The group is loaded behind the work that wrote it, and not by what it was before."""
+    group = working.add(layer(1), "write")
+    uses = without_room(working, other)
+    with group.use(stream=stream) as use:
+        assert not use.is_resident
+        sources.queue(use.arrays[0], 5, stream)
+    for each in uses:
+        each.close()
+    with group.use(stream=stream, access="read") as use:
+        assert use.is_resident
+        result.copy_from(use.arrays[0], stream=stream)
+    with working.add(layer(2)).use(stream=other):
+        other.sync()  # after which all is loaded, if it does not wait for the other stream
     stream.sync()
-    assert all(layer.read_mostly for layer in layers[:3])
-    uses[0].__exit__(None, None, None)
-    working.remove(groups[0])
-    assert not layers[0].read_mostly
-    working.close()
-    assert not any(layer.read_mostly for layer in layers)
-    assert [contents(layer) for layer in layers[:3]] == [pattern(SIZE, n) for n in range(3)]
+    assert all_are(5, result)
 
 
-# --- groups that are at home when they are added ------------------------------------------
+def test_a_load_ahead_beside_a_write_at_home(working, stream, other, sources, result):
+    group = working.add(layer(1), "write")
+    small = working.add(layer(2, PAGE))
+    for each in [small, group] * 4:
+        with each.use(stream=other):
+            pass
+    uses = without_room(working, other)
+    use = group.use(stream=stream)
+    assert not use.is_resident
+    for each in uses:
+        each.close()
+    for each in [small] * 3:
+        with each.use(stream=other):
+            other.sync()
+    assert group.is_resident  # now that there is room; that is what it was before the write
+    sources.queue(use.arrays[0], 6, stream)
+    use.close()
+    with group.use(stream=stream, access="read") as use:
+        result.copy_from(use.arrays[0], stream=stream)
+    stream.sync()
+    assert all_are(6, result)
 
 
-def test_contents_of_groups_at_home_stay(working, layers):
-    groups = [working.add(layer, at_home=True) for layer in layers]
-    with Stream() as stream:
-        for group in groups * 2:
-            with group.use(stream=stream):
-                assert working.nbytes <= working.budget
+def test_uses_inside_of_one_at_home_are_there_too(working, stream, other, sources, result):
+    group = working.add(layer(1), "write")
+    uses = without_room(working, other)
+    with group.use(stream=stream) as outer:
+        for each in uses:
+            each.close()
+        with group.use(stream=stream) as inner:
+            assert not inner.is_resident
+            sources.queue(inner.arrays[0], 3, stream)
+        result.copy_from(outer.arrays[0], stream=stream)
         stream.sync()
-    assert working.stats().failures == 0
-    working.close()
-    assert all(contents(layer) == pattern(SIZE, i) for i, layer in enumerate(layers))
+        assert all_are(3, result)
+        sources.queue(outer.arrays[0], 4, stream)
+        with group.use(stream=stream, access="read") as inner:
+            result.copy_from(inner.arrays[0], stream=stream)
+        stream.sync()
+        assert all_are(4, result)
+    with group.use(stream=stream, access="read") as use:
+        assert use.is_resident
+        result.copy_from(use.arrays[0], stream=stream)
+    stream.sync()
+    assert all_are(4, result)
 
 
-@pytest.mark.emulator_only
-@pytest.mark.parametrize(("at_home", "prefetches"), [(False, 2), (True, 1)])
-def test_what_is_at_home_is_not_prefetched_there(working, layers, at_home, prefetches):
-    with emulator.recording() as calls:
-        with working.add(layers[0], at_home=at_home).use():
-            pass
-        working.close()
-    assert [call.name for call in calls].count("cuMemPrefetchAsync") == prefetches
+def test_a_use_at_home_finds_what_was_written_in_a_frame(working, stream, other, sources, result):
+    group = working.add(layer(1), "write")
+    with group.use(stream=stream) as use:
+        assert use.is_resident
+        sources.queue(use.arrays[0], 7, stream)
+    uses = without_room(working, other)
+    with group.use(stream=stream, access="read") as use:
+        assert not use.is_resident
+        result.copy_from(use.arrays[0], stream=stream)
+    stream.sync()
+    assert all_are(7, result)
+    for each in uses:
+        each.close()
 
 
-@pytest.mark.emulator_only
-def test_what_a_device_has_written_first_is_at_home(working, alloc):
-    memory = alloc(16 * SIZE)
-    memory.preferred_location = Host()
-    memory.fill(7)
-    Device(0).sync()
-    assert emulator.residency(memory) is Host()
-    parts = [memory[i * SIZE : (i + 1) * SIZE] for i in range(16)]
-    for group in [working.add(part, at_home=True) for part in parts]:
-        with group.use():
-            pass
-    working.close()
-    assert emulator.residency(memory) is Host()  # the copies are gone, and all else stayed there
-    assert contents(memory) == bytes([7]) * memory.size
+def test_the_host_finds_what_was_written_at_home(working, stream, other, sources):
+    group = working.add(layer(1), "write")
+    uses = without_room(working, other)
+    with group.use(stream=stream) as use:
+        sources.queue(use.arrays[0], 8, stream)
+    with group.use_on_host() as (home,):
+        assert all_are(8, home)
+    for each in uses:
+        each.close()
 
 
-@pytest.mark.parametrize("access", ["write", "scratch"])
-def test_at_home_is_for_what_is_only_read(working, layers, access):
-    with pytest.raises(ValueError, match=f'access="read", got "{access}"'):
-        working.add(layers[0], access, at_home=True)
-    working.add(layers[0], access, at_home=False)
-    assert len(working) == 1
+# --- the host ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_at_home_must_be_a_bool(working, layers, value):
-    with pytest.raises(TypeError, match="at_home takes a bool"):
-        working.add(layers[0], at_home=value)
-    assert len(working) == 0
+def test_the_host_finds_what_was_written(working, groups, stream, sources):
+    with groups[0].use(stream=stream) as use:
+        sources.queue(use.arrays[0], 5, stream)
+    with groups[0].use_on_host() as (home,):
+        assert all_are(5, home)
 
 
-@pytest.mark.parametrize("access", ["read", "write", "scratch"])
-@pytest.mark.parametrize("ordinal", [0, 1])
-def test_homes_are_near_the_device(layers, stream, access, ordinal):
-    if Device.count() <= ordinal:
-        pytest.skip("needs two devices")
-    device = Device(ordinal)
-    home = device.nearest_host
-    with WorkingSet(2 * SIZE, device) as working:
-        first = working.add(layers[:2], access)
-        second = working.add(layers[2:4], access)  # in place of the first
-        for group in (first, second):
+def test_the_device_finds_what_the_host_wrote(working, groups, stream, result):
+    for _ in range(2):
+        for group in groups[:6]:  # loads some ahead
             with group.use(stream=stream):
                 pass
-        assert all(layer.preferred_location is home for layer in layers[:4])
-        device.sync()
-        if EMULATED:
-            expected = home if home.numa_id else Host()
-            end = time.monotonic() + 10  # the thread of the set may have the move still to do
-            while emulator.residency(layers[0]) is not expected and time.monotonic() < end:
-                device.sync()
-            assert emulator.residency(layers[0]) is expected
+    for number, group in enumerate(groups):
+        with group.use_on_host(access="write") as (home,):
+            home.numpy()[:] = number
+    for number, group in enumerate(groups):
+        with group.use(stream=stream, access="read") as use:
+            result.copy_from(use.arrays[0], stream=stream)
+        stream.sync()
+        assert all_are(number, result)
+
+
+def test_the_host_writes_groups_that_are_only_read(working, stream, result):
+    group = working.add({"a": layer(1), "b": layer(2)})
+    with group.use(stream=stream) as use:
+        result.copy_from(use.arrays["b"], stream=stream)
+    with group.use_on_host(access="write") as arrays:
+        assert [*arrays] == ["a", "b"]
+        arrays["b"].numpy()[:] = 3
+    stream.sync()
+    assert bytes(result) == pattern(SIZE, 2)  # the use came first
+    with group.use(stream=stream) as use:
+        assert read_by_device(use.arrays["a"], stream) == pattern(SIZE, 1)
+        assert read_by_device(use.arrays["b"], stream) == bytes([3]) * SIZE
+
+
+def test_a_block_of_the_host_that_raises_has_written(working, groups, stream, result):
+    with groups[0].use(stream=stream):
+        pass
+    stream.sync()
+    with pytest.raises(KeyError), groups[0].use_on_host(access="write") as (home,):
+        home.numpy()[:] = 4
+        raise KeyError
+    with groups[0].use(stream=stream, access="read") as use:
+        result.copy_from(use.arrays[0], stream=stream)
+    stream.sync()
+    assert all_are(4, result)
+
+
+def test_refusals(working, groups, stream):
+    group = groups[0]
+    device, host = "the device uses <WorkingGroup .*: close its uses", "the host uses <WorkingGroup"
+    with group.use(stream=stream):
+        for access in ("read", "write"):
+            with pytest.raises(RuntimeError, match=device), group.use_on_host(access=access):
+                raise AssertionError
+    with group.use(stream=stream, access="read"):
+        with pytest.raises(RuntimeError, match=device), group.use_on_host(access="write"):
+            raise AssertionError
+        with group.use_on_host() as (home,):
+            assert bytes(home) == pattern(SIZE, 0)
+    with group.use_on_host():
+        with pytest.raises(RuntimeError, match=host):
+            group.use(stream=stream)
+        with group.use(stream=stream, access="read"), group.use_on_host():
+            pass
+    with group.use_on_host(access="write"):
+        for access in ("read", "write"):
+            with pytest.raises(RuntimeError, match=host):
+                group.use(access=access)
+        with groups[1].use():
+            pass
+    with group.use(), pytest.raises(RuntimeError, match=device), group.use_on_host():
+        raise AssertionError
+    with group.use(stream=stream):
+        pass
+    working.remove(group)
+
+
+def test_a_block_of_the_host_outlives_the_set(stream, sources):
+    working = WorkingSet(2 * SIZE, Device(0))
+    group = working.add(layer(0), "write")
+    with group.use(stream=stream) as use:
+        sources.queue(use.arrays[0], 2, stream)
+    with group.use_on_host(access="write") as (home,):
+        working.close()
+        assert all_are(2, home)
+        home.numpy()[:] = 3
+    with group.use_on_host() as (again,):
+        assert all_are(3, again)
+
+
+def test_arrays_of_the_host_outlive_everything():
+    with WorkingSet(2 * SIZE, Device(0)) as working:
+        with working.add(layer(3)).use_on_host() as (home,):
+            pass
+    del working
+    assert bytes(home) == pattern(SIZE, 3)
+
+
+def test_writes_by_the_device_reach_the_host_after_a_close(stream, sources):
+    """The copy home of a use that ends when its set is closed may still be under way."""
+    working = WorkingSet(2 * SIZE, Device(0))
+    group = working.add(layer(0), "write")
+    use = group.use(stream=stream)
+    late = use.arrays[0]
+    working.close()
+    sources.queue(late, 6, stream)
+    use.close()
+    with group.use_on_host() as (home,):
+        assert all_are(6, home)
+    write_by_device(late, 1, stream)

@@ -1,29 +1,23 @@
-"""WorkingSet: its arguments, what it holds, what it moves, and that contents stay right."""
+"""WorkingSet: its arguments, its groups, their order, and their uses."""
 
-import contextlib
 import gc
 import random
-import weakref
 
+import numpy
 import pytest
 
 import managedmem
 from constants import EMULATED, PAGE
-from contents import contents, pattern, write
-from live_memory import settle
-from managedmem import Device, Host, Stream, WorkingSet
-from programs import run_python
+from contents import pattern, write
+from kernels import read_by_device, write_by_device
+from managedmem import Device, Host, ManagedBuffer, Stream, WorkingSet, emulator
 
 SIZE = 16 * PAGE
 
 
-@pytest.fixture
-def layers(alloc):
-    """16 buffers with contents of their own."""
-    made = [alloc(SIZE) for _ in range(16)]
-    for number, buffer in enumerate(made):
-        write(buffer, pattern(SIZE, number))
-    return made
+def layer(number, size=SIZE):
+    """An array with contents of its own."""
+    return numpy.frombuffer(pattern(size, number), dtype="uint8")
 
 
 @pytest.fixture
@@ -33,22 +27,68 @@ def working():
 
 
 @pytest.fixture
-def stream():
-    with Stream() as made:
-        yield made
+def groups(working):
+    return [working.add(layer(number), name=f"layer {number}") for number in range(16)]
+
+
+def use_all(groups, stream=None):
+    for group in groups:
+        with group.use(stream=stream):
+            pass
 
 
 class TestArguments:
-    @pytest.mark.parametrize("budget", [0, -1, 1 << 63])
-    def test_budget_must_be_bytes(self, budget):
-        text = {0: "must be 1 byte or more", -1: "must be 0 bytes or more"}.get(budget, "")
-        with pytest.raises(ValueError, match=f"budget .*{text}.*{budget}$"):
+    @pytest.mark.parametrize("budget", [0, -1, -(1 << 70)])
+    def test_budget_must_be_positive(self, budget):
+        with pytest.raises(ValueError, match=f"budget must be a positive .* got {budget}$"):
             WorkingSet(budget)
 
-    @pytest.mark.parametrize("budget", ["64", 1.5, None, True])
-    def test_budget_must_be_an_int(self, budget):
-        with pytest.raises(TypeError, match="budget"):
+    @pytest.mark.parametrize("budget", [1.5, None, True, b"1 MiB", []])
+    def test_budget_must_be_a_number_or_text(self, budget):
+        with pytest.raises(TypeError, match="budget must be a number of bytes or text"):
             WorkingSet(budget)
+
+    @pytest.mark.parametrize("budget", ["", "64", "0 MiB", "-1 MiB", "1 MiB free", "1e3 B", "all"])
+    def test_budget_must_be_readable(self, budget):
+        with pytest.raises(ValueError, match=r"budget must be .*'4 GiB' or 'auto', got"):
+            WorkingSet(budget)
+
+    @pytest.mark.parametrize(
+        ("budget", "nbytes"),
+        [
+            (4096, 4096),
+            (numpy.int32(4096), 4096),
+            ("1 MiB", 1 << 20),
+            ("64kib", 1 << 16),
+            (" 0.5 MB ", 500_000),
+            ("4097 b", 4097),
+        ],
+    )
+    def test_budgets(self, budget, nbytes):
+        with WorkingSet(budget, 0) as working:
+            assert working.budget == nbytes == working.stats().kept
+
+    @pytest.mark.emulator_only("takes most of a device")
+    def test_auto_leaves_a_fifth_of_what_is_free(self):
+        before = Device(0).memory_info.free
+        with WorkingSet("auto", 0) as working:
+            assert working.budget == before - before // 5
+            assert Device(0).memory_info.free <= before - working.budget
+        assert Device(0).memory_info.free == before
+
+    @pytest.mark.parametrize("budget", [1 << 62, 1 << 63, 1 << 70, "9000000 GiB", "9" * 400 + " B"])
+    def test_more_than_is_free(self, budget):
+        with pytest.raises(
+            MemoryError, match=r"^WorkingSet needs [\d,]+ bytes of Device\(0\), and"
+        ):
+            WorkingSet(budget, 0)
+
+    def test_the_sums_are_told(self):
+        free = Device(0).memory_info.free
+        with pytest.raises(MemoryError) as caught:
+            WorkingSet(1 << 50, 0)
+        if EMULATED:
+            assert f"{1 << 50:,} bytes of Device(0), and {free:,} are free" in str(caught.value)
 
     @pytest.mark.parametrize("device", [Host(), "cuda", 1.0])
     def test_device_must_be_one(self, device):
@@ -59,126 +99,317 @@ class TestArguments:
         with pytest.raises(ValueError, match="99"):
             WorkingSet(SIZE, 99)
 
-    def test_device_is_the_current_one_if_left_out(self, device1):
+    def test_device_is_the_current_one_if_left_out(self, device1, current_device):
         device1.set_current()
-        try:
-            with WorkingSet(SIZE) as working:
-                assert working.device is device1
-        finally:
+        with WorkingSet(SIZE) as working, WorkingSet(SIZE, None) as other:
+            assert working.device is other.device is device1
+            group = working.add(layer(1))
             Device(0).set_current()
+            with group.use() as use:
+                assert use.is_resident
+                device1.set_current()
+                assert read_by_device(use.arrays[0]) == pattern(SIZE, 1)
 
-    def test_attributes(self, working, layers):
-        group = working.add(layers[0], name="first")
+    def test_attributes(self, working):
+        group = working.add(layer(0), name="first")
         assert (working.budget, working.device, working.nbytes) == (4 * SIZE, Device(0), 0)
         assert (group.nbytes, group.name, group.access) == (SIZE, "first", "read")
-        assert group.set is working and not group.is_resident
+        assert group.set is working and not group.is_resident and not working.is_closed
         assert len(working) == 1 and [*working] == [group]
         assert repr(working) == f"<WorkingSet groups=1 nbytes=0 budget={4 * SIZE} Device(0)>"
-        assert repr(group) == f"<WorkingGroup number=0 name='first' access=read nbytes={SIZE}>"
-        assert repr(working.add(layers[1])).startswith("<WorkingGroup number=1 access=read")
+        assert repr(group) == f"<WorkingGroup name='first' access=read nbytes={SIZE}>"
+        assert repr(working.add(layer(1), "write")).startswith("<WorkingGroup access=write nbytes=")
+        use = group.use()
+        assert repr(use) == f"<WorkingUse of {group!r}>" and use.group is group
+        use.close()
+        assert repr(use).endswith(" closed>")
 
-    def test_pages_count_whole_and_once(self, working, alloc):
-        buffer = alloc(4 * PAGE)
-        assert working.add([buffer[10:20], buffer[30 : PAGE + 1], buffer[:1]]).nbytes == 2 * PAGE
-
-    @pytest.mark.parametrize("access", ["", "Read", None, 1])
-    def test_access_must_be_known(self, working, layers, access):
-        with pytest.raises(ValueError, match=r"access must be .* got"):
-            working.add(layers[0], access)
+    @pytest.mark.parametrize("access", ["", "Read", None, 1, "readwrite"])
+    def test_access_must_be_known(self, working, access):
+        with pytest.raises(ValueError, match=r"access must be 'read', 'write' or 'scratch', got"):
+            working.add(layer(0), access)
         assert len(working) == 0
 
-    def test_name_must_be_text(self, working, layers):
-        with pytest.raises(TypeError, match="name"):
-            working.add(layers[0], name=3)
-
-    @pytest.mark.parametrize("targets", [object(), None, [object()]])
-    def test_targets_must_be_memory(self, working, targets):
-        with pytest.raises(TypeError):
-            working.add(targets)
+    def test_name_must_be_text(self, working):
+        with pytest.raises(TypeError, match="name must be a str or None, got 3"):
+            working.add(layer(0), name=3)
         assert len(working) == 0
 
-    def test_no_targets(self, working):
-        group = working.add([])
-        assert group.nbytes == 0
-        with group.use():
-            pass
+    @pytest.mark.parametrize(
+        ("kind", "bad", "message"),
+        [
+            ("write", "scratch", "must be None or 'read' or 'write' .* got 'scratch'$"),
+            ("write", 1, "got 1$"),
+            ("read", "write", "None or 'read' for a group .*access='read', got 'write'$"),
+            ("scratch", "read", "None or 'scratch' for a group .*access='scratch', got 'read'$"),
+        ],
+    )
+    def test_access_of_a_use_must_be_one_of_the_group(self, working, kind, bad, message):
+        group = working.add(layer(0), kind)
+        with pytest.raises(ValueError, match=message):
+            group.use(access=bad)
+        for good in (None, kind):
+            with group.use(access=good):
+                pass
         working.remove(group)
 
-    def test_memory_that_is_not_managed(self, working):
-        with pytest.raises(ValueError, match="managed-memory allocation"):
-            working.add(bytearray(SIZE))
+    @pytest.mark.parametrize("access", ["scratch", None, "", 1])
+    def test_access_of_the_host(self, groups, access):
+        with (
+            pytest.raises(ValueError, match=r"access must be 'read' or 'write', got"),
+            groups[0].use_on_host(access=access),
+        ):
+            raise AssertionError
 
-    def test_memory_of_another_group(self, working, layers):
-        working.add(layers[0][:PAGE])
-        working.add(layers[0][PAGE : 2 * PAGE])
-        with pytest.raises(ValueError, match=r"share the page at 0x[0-9a-f]+ with group 1"):
-            working.add([layers[1], layers[0][2 * PAGE - 1 :]])
-        with pytest.raises(ValueError, match=r"share the page at .* with group [01] of the"):
-            working.add(layers[0])
-        assert len(working) == 2
+    @pytest.mark.parametrize("bad", ["s0", 1.5, []])
+    def test_stream_must_be_one(self, working, groups, bad):
+        with pytest.raises(TypeError):
+            groups[0].use(stream=bad)
+        use = groups[0].use()
+        with pytest.raises(TypeError):
+            use.close(stream=bad)
+        use.close()
+        working.remove(groups[0])
 
-    def test_memory_of_another_set(self, working, layers):
-        layers[0].preferred_location = Device(0)
-        working.add(layers[0][: 4 * PAGE])
-        with WorkingSet(SIZE) as other:
-            page = layers[0].handle + 3 * PAGE
-            with pytest.raises(ValueError, match=f"{page:#x} with group 0 of another working set"):
-                other.add([layers[1], layers[0][3 * PAGE :]])
-            assert len(other) == 0
-            other.add([layers[1], layers[0][4 * PAGE :]])
-            working.close()
-            other.add(layers[0][: 4 * PAGE])
-        assert layers[0].preferred_location is Device(0)
+    def test_too_few_and_too_many(self, working, groups):
+        for call in (
+            WorkingSet,
+            working.add,
+            working.remove,
+            lambda: groups[0].use(None),
+            lambda: groups[0].use(streams=None),
+            lambda: groups[0].use_on_host("read"),
+        ):
+            with pytest.raises(TypeError):
+                call()
 
-    def test_memory_after_other_memory_that_was_closed(self, working, alloc):
-        """New memory may have the addresses of memory that a group still counts."""
-        for _ in range(4):
-            buffer = alloc(SIZE)
+
+class TestAdd:
+    @pytest.mark.parametrize(
+        "dtype",
+        ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"],
+    )
+    def test_dtypes(self, working, stream, dtype):
+        array = numpy.arange(105).reshape(5, 21).astype(dtype)
+        group = working.add(array)
+        array_before = array.tobytes()
+        array.fill(0)  # it is not needed any more
+        with group.use(stream=stream) as use:
+            (found,) = use.arrays
+            assert (found.dtype, found.shape, found.nbytes) == (
+                array.dtype.name,
+                (5, 21),
+                array.nbytes,
+            )
+            assert read_by_device(found, stream) == array_before
+        with group.use_on_host() as (home,):
+            assert home.numpy().tobytes() == array_before
+            assert home.numpy().dtype == array.dtype and home.numpy().shape == (5, 21)
+
+    def test_a_mapping(self, working, stream):
+        given = {"w": layer(1), 2: numpy.full((), 2.5), "": numpy.zeros((2, 0, 3), "i4")}
+        group = working.add(given)
+        with group.use(stream=stream) as use:
+            assert [*use.arrays] == [*given] and use.is_resident
+            for name, array in use.arrays.items():
+                assert isinstance(array, ManagedBuffer) and array.shape == given[name].shape
+                assert read_by_device(array, stream) == given[name].tobytes()
+
+    @pytest.mark.parametrize("kind", [list, tuple, iter])
+    def test_a_sequence(self, working, stream, kind):
+        given = [layer(1), numpy.arange(7), layer(3, 5 * PAGE - 3)]
+        group = working.add(kind(given))
+        with group.use(stream=stream) as use:
+            assert isinstance(use.arrays, tuple)
+            for found, array in zip(use.arrays, given, strict=True):
+                assert found.handle % 512 == 0
+                assert read_by_device(found, stream) == array.tobytes()
+
+    def test_use_shows_the_same_arrays_again(self, groups):
+        with groups[0].use() as use:
+            assert use.arrays is use.arrays
+        with pytest.raises(RuntimeError, match=r"the use of <WorkingGroup .* is closed"):
+            use.arrays  # noqa: B018
+
+    def test_frames_are_plain_memory(self, groups):
+        with groups[0].use() as use:
+            array = use.arrays[0]
+            shown = array.__cuda_array_interface__
+            assert shown["data"][0] == array.handle and shown["shape"] == (SIZE,)
+            with pytest.raises(BufferError, match="plain device memory"):
+                memoryview(array)
+            with pytest.raises(ValueError, match="plain device memory"):
+                array.numpy()
+
+    def test_a_managed_buffer(self, working, alloc, stream):
+        buffer = alloc(SIZE)
+        write(buffer, pattern(SIZE, 5))
+        buffer.prefetch(Device(0))
+        group = working.add([buffer[:PAGE].view("float32", (PAGE // 4,)), buffer[PAGE:]])
+        write(buffer, 0)
+        with group.use(stream=stream) as use:
+            assert use.arrays[0].dtype == "float32"
+            assert b"".join(read_by_device(a, stream) for a in use.arrays) == pattern(SIZE, 5)
+
+    def test_a_closed_buffer(self, working, alloc):
+        buffer = alloc(SIZE)
+        buffer.close()
+        with pytest.raises(RuntimeError, match="closed"):
             working.add(buffer)
-            buffer.close()
-        assert len(working) == 4
+        assert len(working) == 0
 
-    def test_empty_targets(self, working, alloc):
-        group = working.add([alloc(SIZE)[:0], managedmem.empty(0)])
-        assert group.nbytes == 0
-        assert group.acquire()
-        group.release()
+    @pytest.mark.parametrize("protocol", ["__cuda_array_interface__", "__dlpack__"])
+    def test_memory_of_a_device(self, working, stream, protocol):
+        class Array:
+            def __init__(self, buffer):
+                self.shape, self.dtype = (SIZE // 4,), numpy.dtype("f4")
+                if protocol == "__dlpack__":
+                    self.__dlpack_device__ = buffer.__dlpack_device__
+                else:
+                    self.__cuda_array_interface__ = buffer.__cuda_array_interface__
+                self.buffer = buffer
+
+            if protocol == "__dlpack__":
+
+                def __dlpack__(self, **options):
+                    return self.buffer.__dlpack__(**options)
+
+        with managedmem.DeviceMemoryResource(Device(0)) as resource:
+            plain = resource.allocate(SIZE).view("float32")
+            write_by_device(plain, pattern(SIZE, 9), stream)
+            group = working.add(Array(plain))
+            write_by_device(plain, 0, stream)
+            plain.close()
+        with group.use(stream=stream) as use:
+            assert read_by_device(use.arrays[0], stream) == pattern(SIZE, 9)
+
+    def test_frames_of_another_set(self, working, groups, stream):
+        with groups[3].use(stream=stream) as use:
+            stream.sync()
+            group = working.add(use.arrays[0])
+        with group.use(stream=stream) as use:
+            assert read_by_device(use.arrays[0], stream) == pattern(SIZE, 3)
+
+    def test_an_array_that_cannot_be_written(self, working, stream):
+        array = layer(4)
+        assert not array.flags.writeable
+        with working.add(array, "write").use(stream=stream) as use:
+            write_by_device(use.arrays[0], 1, stream)
+        assert array.tobytes() == pattern(SIZE, 4)
+
+    @pytest.mark.parametrize("nothing", [[], (), {}, numpy.empty(0), [numpy.empty((3, 0))] * 2])
+    def test_no_bytes(self, working, nothing):
+        group = working.add(nothing)
+        assert group.nbytes == 0 and group.is_resident
+        with group.use() as use, group.use_on_host() as at_home:
+            assert use.is_resident and len(use.arrays) == len(at_home) < 3
+            assert not [array for array in at_home if array.nbytes]
+        working.order = [group]
+        working.remove(group)
+        assert working.stats().mapped == 0
+
+    @pytest.mark.parametrize("bad", [None, 5, "text", b"bytes", object()])
+    def test_what_is_no_array(self, working, bad):
+        for given in (bad, [bad], {"name": bad}, [layer(0), bad]):
+            with pytest.raises(TypeError, match="an array with shape and dtype is needed, got"):
+                working.add(given)
+        assert len(working) == 0
+
+    @pytest.mark.parametrize("dtype", ["O", "S3", "M8[s]", [("a", "i4")], ">f4"])
+    def test_a_dtype_that_buffers_lack(self, working, dtype):
+        with pytest.raises(TypeError, match="is not a dtype of a buffer"):
+            working.add([layer(0), numpy.zeros(3, dtype)])
+        assert len(working) == 0
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            numpy.ones((4, 5), order="F"),
+            numpy.ones((4, 5))[:, 1:],
+            numpy.ones(9)[::-1],
+            numpy.broadcast_to(numpy.ones(1), 4),
+        ],
+        ids=["F", "columns", "reversed", "broadcast"],
+    )
+    def test_arrays_that_are_not_in_c_order(self, working, array):
+        with pytest.raises(ValueError, match="not C-contiguous; make a copy that is") as info:
+            working.add({"first": layer(0), "second": array})
+        assert info.value.__notes__ == ["This is about arrays['second']."]
+        assert len(working) == 0 and working.nbytes == 0
+
+    def test_more_axes_than_buffers_have(self, working):
+        with pytest.raises(ValueError, match="at most 8 axes"):
+            working.add(numpy.ones((1,) * 9))
+        assert len(working) == 0
+
+    def test_arrays_as_several_arguments(self, working):
+        with pytest.raises(
+            ValueError, match="got ndarray; several arrays are one argument, a list"
+        ):
+            working.add(layer(0), layer(1))
+        assert len(working) == 0
+
+    def test_values_that_are_not_in_memory(self, working):
+        torch = pytest.importorskip("torch", reason="needs torch")
+        lazy = torch.tensor([1 + 2j, 3 - 4j]).conj()
+        for tensor in (lazy, lazy.imag):
+            with pytest.raises(ValueError, match="is a lazy conjugate or negative"):
+                working.add(tensor)
+        with working.add(lazy.resolve_conj()).use_on_host() as arrays:
+            assert arrays[0].numpy().tolist() == [1 - 2j, 3 + 4j]
+
+    def test_elements_of_the_other_byte_order(self, working):
+        class Swapped:
+            shape, dtype = (3,), "float32"
+            __array_interface__ = numpy.zeros(3, ">f4").__array_interface__
+
+        with pytest.raises((TypeError, ValueError)):
+            working.add(Swapped())
+        assert len(working) == 0
+
+    @pytest.mark.parametrize("shape", [(4,), (4 * PAGE,)], ids=["smaller", "larger"])
+    def test_shape_of_other_memory(self, working, shape):
+        """What the protocol shows is not what shape says."""
+
+        class Liar:
+            __array_interface__ = numpy.ones(PAGE, "u1").__array_interface__
+
+        Liar.shape, Liar.dtype = shape, "uint8"
+        with pytest.raises(ValueError):
+            working.add([Liar(), layer(0)])
+        assert len(working) == 0
+
+    @pytest.mark.emulator_only("counts the driver's objects")
+    def test_nothing_is_left_after_a_refusal(self, working):
+        before = emulator.live()
+        for bad in ([layer(0), 3], [layer(0), numpy.ones((4, 5)).T], {"a": layer(0), "b": None}):
+            with pytest.raises((TypeError, ValueError)):
+                working.add(bad)
+        emulator.fail("cuMemHostRegister", 1, 2)
+        with pytest.raises(managedmem.CUDAError, match="to be page-locked: a container's limit"):
+            working.add(layer(0))
+        emulator.fail("cuEventCreate", 2, 719)
+        with pytest.raises(managedmem.CUDAError):
+            working.add(layer(0))
+        assert emulator.live() == before and len(working) == 0
+
+    def test_more_than_the_host_has(self, working, monkeypatch):
+        monkeypatch.setattr("managedmem._working_set.host_available", lambda: SIZE - 1)
+        with pytest.raises(
+            MemoryError, match=rf"needs {SIZE:,} bytes .*, and {SIZE - 1:,} are ava"
+        ):
+            working.add(layer(0))
+        monkeypatch.setattr("managedmem._working_set.host_available", lambda: None)
+        assert working.add(layer(0)).nbytes == SIZE
 
     def test_groups_are_made_by_sets_only(self):
         for kind in (managedmem.WorkingGroup, managedmem.WorkingUse):
             with pytest.raises(TypeError):
                 kind()
 
-    @pytest.mark.parametrize("bad", [3, "s0", 1.5])
-    def test_stream_must_be_one(self, working, layers, bad):
-        group = working.add(layers[0])
-        for call in (group.use, group.acquire, group.release):
-            if bad == 3:
-                continue  # a handle, which only the driver knows
-            with pytest.raises(TypeError):
-                call(stream=bad)
-
-    def test_too_few_and_too_many(self, working, layers):
-        group = working.add(layers[0], name=None)
-        assert group.name is None
-        for call in (
-            WorkingSet,
-            working.add,
-            lambda: group.acquire(None),
-            lambda: group.release(None),
-            lambda: group.use(streams=None),
-        ):
-            with pytest.raises(TypeError):
-                call()
-
-    def test_device_of_none_is_the_current_one(self):
-        with WorkingSet(SIZE, None) as made:
-            assert made.device is Device()
-
 
 class TestOrder:
-    def test_is_none_until_it_is_given(self, working, layers):
-        groups = [working.add(layer) for layer in layers]
+    def test_is_none_until_it_is_given(self, working, groups):
         assert working.order is None
         working.order = iter(groups[::-1])
         assert working.order == tuple(groups[::-1])
@@ -188,610 +419,196 @@ class TestOrder:
         working.order = None
         assert working.order is None
 
-    def test_takes_groups_of_the_set(self, working, layers):
-        with WorkingSet(SIZE) as other:
-            theirs = other.add(layers[0])
-            ours = working.add(layers[1])
-            with pytest.raises(ValueError, match=r"order\[1\] is a group of another working set"):
-                working.order = [ours, theirs]
-            with pytest.raises(TypeError, match=r"order\[0\] must be a WorkingGroup, got 1"):
-                working.order = [1]
-            with pytest.raises(AttributeError, match="None"):
-                del working.order
+    def test_takes_groups_of_the_set(self, working, groups):
+        with WorkingSet(SIZE, 0) as other:
+            theirs = other.add(layer(0))
+            with pytest.raises(ValueError, match="of another set"):
+                working.order = [groups[0], theirs]
+        with pytest.raises(TypeError, match="a WorkingGroup is needed, got 1"):
+            working.order = [1]
+        with pytest.raises(TypeError):
+            working.order = groups[0]
+        with pytest.raises(AttributeError):
+            del working.order
         assert working.order is None
 
-    def test_given_order_has_no_misses(self, working, layers, stream):
-        groups = [working.add(layer) for layer in layers]
+    def test_given_order_has_no_misses(self, working, groups, stream):
         working.order = odd = groups[1::2] + groups[::2]
-        for group in odd * 3:
-            with group.use(stream=stream):
-                pass
+        use_all(odd * 3, stream)
         stats = working.stats()
-        assert (stats.acquired, stats.hits, stats.loaded, stats.mapped) == (48, 47, 1, 0)
+        assert (stats.acquired, stats.hits, stats.mapped) == (48, 47, 0)
+        assert stats.loads - stats.ahead == 1
 
-    def test_learned_order_has_no_misses_after_the_first_round(self, working, layers, stream):
-        groups = [working.add(layer) for layer in layers]
+    def test_learned_order_has_no_misses_after_the_first_round(self, working, groups, stream):
         mixed = random.Random(3).sample(groups, 16)
-        for group in mixed:
-            with group.use(stream=stream):
-                pass
-        for group in mixed:  # the first group follows the last one for the first time
-            with group.use(stream=stream):
-                pass
+        use_all(mixed * 2, stream)  # the first group follows the last one for the first time
         before = working.stats()
-        for group in mixed * 4:
-            with group.use(stream=stream):
-                pass
+        use_all(mixed * 4, stream)
         after = working.stats()
         assert after.hits - before.hits == after.acquired - before.acquired == 64
+        assert after.loads - before.loads == after.drops - before.drops <= 64 + 4
 
-    def test_small_groups_are_loaded_farther_ahead(self, alloc, stream):
-        """Until they have a quarter of the budget, so that many are left for another round."""
-        memory = alloc(64 * PAGE)
-        with WorkingSet(40 * PAGE, Device(0)) as working:
-            groups = [working.add(memory[i * PAGE :][:PAGE]) for i in range(64)]
-            with groups[0].use(stream=stream):
-                pass
-            assert working.stats().ahead == 10 and working.nbytes == 11 * PAGE
-
-    def test_back_and_forth(self, working, layers, stream):
-        groups = [working.add(layer) for layer in layers]
-        for _ in range(2):
-            for group in groups + groups[::-1]:
-                with group.use(stream=stream):
-                    pass
+    def test_back_and_forth(self, working, groups, stream):
+        use_all((groups + groups[::-1]) * 2, stream)
         before = working.stats()
-        for group in (groups + groups[::-1]) * 3:
-            with group.use(stream=stream):
-                pass
-        assert working.stats().hits - before.hits == 96
+        use_all((groups + groups[::-1]) * 3, stream)
+        after = working.stats()
+        assert after.hits - before.hits == 96
+        assert after.loads - before.loads <= 3 * 2 * 12 + 4  # those at the turns stay
+
+    def test_groups_that_stay(self, working, groups, stream):
+        use_all(groups[:4] * 5, stream)
+        before = working.stats()
+        use_all(groups[:4] * 5, stream)
+        after = working.stats()
+        assert (after.loads, after.drops) == (before.loads, before.drops)
+        assert after.hits - before.hits == 20 and working.nbytes == 4 * SIZE
+
+    def test_an_order_that_is_wrong_is_slower_only(self, working, groups, stream):
+        working.order = groups
+        chosen = random.Random(4)
+        for _ in range(100):
+            number = chosen.randrange(16)
+            with groups[number].use(stream=stream) as use:
+                assert read_by_device(use.arrays[0], stream) == pattern(SIZE, number)
 
 
 class TestUses:
-    def test_use_gives_the_group(self, working, layers, stream):
-        group = working.add(layers[0])
-        use = group.use(stream=stream)
+    def test_use_acquires_at_the_call(self, working, groups, stream):
+        use = groups[0].use(stream=stream)
+        assert working.stats().acquired == 1 and groups[0].is_resident
         for _ in range(2):
-            with use as given, use:
-                assert given is group
+            with use as given:
+                assert given is use
+        use.close()
+        assert working.stats().acquired == 1
 
-    def test_acquire_says_if_there_is_room(self, working, layers):
-        groups = [working.add(layer) for layer in layers[:6]]
-        assert [group.acquire() for group in groups] == [True] * 4 + [False] * 2
-        assert groups[0].acquire()
-        for group in [*groups, groups[0]]:
-            group.release()
-        assert working.stats().mapped == 2
-        assert groups[5].acquire()
-        groups[5].release()
+    def test_arrays_are_at_home_without_room(self, working, groups, stream):
+        uses = [group.use(stream=stream) for group in groups[:6]]
+        assert [use.is_resident for use in uses] == [True] * 4 + [False] * 2
+        assert working.nbytes == 4 * SIZE and working.stats().mapped == 2
+        for number, use in enumerate(uses):
+            assert read_by_device(use.arrays[0], stream) == pattern(SIZE, number)
+            shown = use.arrays[0].__cuda_array_interface__
+            assert shown["data"] == (use.arrays[0].handle, False)
+        for use in uses:
+            use.close()
+        with groups[5].use() as use:
+            assert use.is_resident
 
-    def test_a_group_larger_than_the_budget_stays_at_home(self, working, layers):
-        group = working.add(layers[:5])
-        assert set(layers[4].accessed_by) == {Device(0)}
-        for _ in range(3):
-            assert not group.acquire()
-            group.release()
-        assert working.stats()[:5] == (3, 0, 0, 3, 0) and working.nbytes == 0
+    def test_a_group_larger_than_the_budget(self, working, stream):
+        group = working.add({n: layer(n) for n in range(5)}, "write")
+        for turn in range(3):
+            with group.use(stream=stream) as use:
+                assert not use.is_resident and not group.is_resident
+                for number, array in use.arrays.items():
+                    write_by_device(array, turn * number, stream)
+        with group.use(access="read") as use:
+            assert read_by_device(use.arrays[4]) == bytes([8]) * SIZE
+        stats = working.stats()
+        assert (stats.acquired, stats.hits, stats.mapped, stats.loads) == (4, 0, 4, 0)
+        assert working.nbytes == 0 and stats.failures == 0
 
-    def test_is_resident(self, working, layers, stream):
-        group = working.add(layers[0])
-        assert not group.is_resident
-        with group.use(stream=stream):
-            stream.sync()
-            assert group.is_resident
-        with working.add(layers[1:5]).use(stream=stream):
-            stream.sync()
-        assert not group.is_resident
+    def test_is_resident(self, working, groups, stream):
+        assert not groups[0].is_resident
+        with groups[0].use(stream=stream):
+            assert groups[0].is_resident
+        use_all(groups[1:9], stream)
+        assert sum(group.is_resident for group in groups) == 4
+        assert working.nbytes == 4 * SIZE
 
-    @pytest.mark.emulator_only
-    def test_a_trace_has_its_calls(self, working, layers, stream):
-        groups = [working.add(layer, "write") for layer in layers[:8]]
-        with managedmem.trace() as trace:
-            for group in groups:
-                with group.use(stream=stream):
-                    pass
-            stream.sync()
-        moved = trace.total.to_device  # with what was loaded ahead meanwhile
-        assert moved >= 8 * SIZE and moved % SIZE == 0
+    def test_uses_nest(self, working, groups, stream):
+        with groups[0].use(stream=stream) as first, groups[0].use(stream=stream) as second:
+            assert first.arrays[0].handle == second.arrays[0].handle
+            with pytest.raises(RuntimeError, match="in use"):
+                working.remove(groups[0])
+            second.close()
+            use_all(groups[1:9], stream)
+            assert groups[0].is_resident
+            assert read_by_device(first.arrays[0], stream) == pattern(SIZE, 0)
 
-    @pytest.mark.emulator_only
-    def test_a_driver_without_discards_keeps_scratch_contents(self):
-        run_python(
-            """
-            import managedmem as mm
-            from contents import contents, pattern, write
-            buffers = [mm.empty(4096) for _ in range(2)]
-            for number, buffer in enumerate(buffers):
-                write(buffer, pattern(4096, number))
-            with mm.WorkingSet(4096) as working:
-                for group in [working.add(buffer, "scratch") for buffer in buffers] * 3:
-                    with group.use():
-                        pass
-                mm.Device(0).sync()
-            for number, buffer in enumerate(buffers):
-                assert contents(buffer) == pattern(4096, number)
-            """,
-            emulator="driver=12080",
-        )
-
-    def test_release_without_acquire(self, working, layers):
-        group = working.add(layers[0])
-        with pytest.raises(RuntimeError, match="not acquired"):
-            group.release()
-        group.acquire()
-        group.release()
-        with pytest.raises(RuntimeError, match="not acquired"):
-            group.release()
-
-    def test_an_exception_releases(self, working, layers):
-        group = working.add(layers[0])
-        with pytest.raises(KeyError), group.use():
+    def test_an_exception_ends_the_use(self, working, groups):
+        with pytest.raises(KeyError), groups[0].use():
             raise KeyError
-        with pytest.raises(RuntimeError, match="not acquired"):
-            group.release()
+        working.remove(groups[0])
 
-    def test_closed_stream(self, working, layers):
-        group = working.add(layers[0])
+    @pytest.mark.parametrize("in_a_cycle", [False, True])
+    @pytest.mark.parametrize("shown", [False, True])
+    def test_a_use_that_is_lost(self, working, groups, in_a_cycle, shown):
+        use = groups[0].use()
+        if shown:
+            assert len(use.arrays) == 1
+        if in_a_cycle:
+            use.itself = use
+        del use
+        gc.collect()
+        working.remove(groups[0])
+
+    @pytest.mark.parametrize("arrays_first", [False, True])
+    def test_a_use_that_is_lost_with_its_arrays(self, working, groups, arrays_first):
+        """The collector may end them before the use."""
+        holder = [groups[0].use()]
+        array = holder[0].arrays[0]
+        for _ in range(9):
+            holder = [holder]
+        cycle = [array, holder]
+        del array, holder
+        if arrays_first:
+            gc.collect()  # puts objects in the order of their distance from a reference
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        working.remove(groups[0])
+
+    def test_a_use_that_is_lost_after_its_stream(self, working, groups):
+        stream = Stream()
+        with pytest.raises(RuntimeError, match="Stream is closed"), groups[0].use(stream=stream):
+            stream.close()
+        gc.collect()
+        working.remove(groups[0])
+
+    def test_a_stream_that_is_closed_during_a_use(self, working, groups):
+        stream = Stream()
+        use = groups[0].use(stream=stream)
+        stream.close()
+        with pytest.raises(RuntimeError, match="Stream is closed"):
+            use.close()
+        assert use.arrays[0].nbytes == SIZE
+        use.close(stream=Stream.from_handle(0))
+        working.remove(groups[0])
+
+    def test_a_closed_stream(self, working, groups):
         stream = Stream()
         stream.close()
         with pytest.raises(RuntimeError, match="Stream is closed"):
-            group.acquire(stream=stream)
-        group.acquire()
-        with pytest.raises(RuntimeError, match="Stream is closed"):
-            group.release(stream=stream)
-        group.release()
-
-    def test_stream_closed_during_a_use(self, working, layers):
-        group = working.add(layers[0], "scratch")
-        stream = Stream()
-        with pytest.raises(RuntimeError, match="Stream is closed"), group.use(stream=stream):
-            stream.close()
-        with pytest.raises(RuntimeError, match="group 0 is not acquired"):
-            group.release()
-        with working.add(layers[1:5]).use():
-            pass  # which drops the group, with its contents
-        Device(0).sync()
-        assert contents(layers[0]) == pattern(SIZE, 0)
-
-    def test_closed_memory(self, working, layers, stream):
-        group = working.add(layers[:2])
-        with group.use(stream=stream):
-            pass
-        layers[1].close()
-        with pytest.raises(RuntimeError, match=r"group 0: targets\[1\]: ManagedBuffer is closed"):
-            group.acquire(stream=stream)
-        with working.add(layers[2:5]).use(stream=stream), working.add(layers[5]).use():
-            pass  # which drops the group
-
-    def test_memory_closed_during_a_use(self, working, layers, stream):
-        groups = [working.add(layer) for layer in layers[:8]]
-        with groups[0].use(stream=stream):
-            layers[0].close()
-        for group in groups[1:]:
-            with group.use(stream=stream):
-                pass
-
-    def test_many_streams(self, working, layers):
-        groups = [working.add(layer, "write") for layer in layers]
-        streams = [Stream() for _ in range(5)]
-        chosen = random.Random(5)
-        for _ in range(200):
-            number, stream = chosen.randrange(16), chosen.choice(streams)
-            with groups[number].use(stream=stream):
-                layers[number].fill(number, stream=stream)
-        for stream in streams:
-            stream.sync()
-            stream.close()
-        for number, layer in enumerate(layers):
-            assert contents(layer) in (pattern(SIZE, number), bytes([number]) * SIZE)
-
-
-class TestTheEnd:
-    def test_everything_is_a_runtime_error(self, working, layers):
-        group = working.add(layers[0])
-        with group.use():
-            pass
-        working.close()
-        working.close()
-        assert working.nbytes == 0 and not group.is_resident
-        assert working.is_closed and repr(working).endswith(", closed>")
-        assert len(working) == 1 and working.stats().acquired == 1
-        for call in (group.acquire, group.use().__enter__, working.__enter__):
-            with pytest.raises(RuntimeError, match="WorkingSet is closed"):
-                call()
-        with pytest.raises(RuntimeError, match="WorkingSet is closed"):
-            working.add(layers[1])
-
-    def test_a_use_ends_with_its_set(self, working, layers):
-        group = working.add(layers[0])
-        with group.use():
-            working.close()
-        group.release()
-
-    def test_restores_the_advice(self, layers):
-        layers[0].read_mostly = True
-        layers[1].preferred_location = Device(0)
-        layers[2].accessed_by = [Host()]
-        layers[3][:PAGE].preferred_location = Host()
-        before = [layer.page_runs() for layer in layers[:4]]
-        with WorkingSet(2 * SIZE) as working:
-            groups = [
-                working.add(layers[0]),
-                working.add(layers[1:3], "write"),
-                working.add(layers[3], "scratch"),
-            ]
-            for layer in layers[:4]:
-                assert layer.preferred_location is Device(0).nearest_host
-                assert not layer.accessed_by
-            for group in groups * 3:
-                with group.use():
-                    pass
-        after = [layer.page_runs() for layer in layers[:4]]
-        assert [[run[2:5] for run in runs] for runs in after] == [
-            [run[2:5] for run in runs] for runs in before
-        ]
-        assert layers[0].read_mostly and layers[1].preferred_location is Device(0)
-        assert set(layers[2].accessed_by) == {Host()}
-        assert layers[3].preferred_location is None
-        assert layers[3][:PAGE].preferred_location is Host()
-
-    def test_restores_nothing_of_closed_memory(self, working, layers):
-        working.add(layers[:3])
-        layers[1].close()
-        working.close()
-        assert layers[0].preferred_location is None
-
-    def test_releases_the_targets(self, layers):
-        class Holder:
-            def __init__(self, buffer):
-                self.__cuda_array_interface__ = buffer.__cuda_array_interface__
-
-        target = Holder(layers[0])
-        gone = weakref.ref(target)
-        working = WorkingSet(SIZE)
-        group = working.add(target)
-        del target
-        gc.collect()
-        assert gone() is not None and group.acquire()
-        working.close()
-        gc.collect()
-        assert gone() is None
-
-    def test_a_set_without_references(self, layers):
-        working = WorkingSet(2 * SIZE)
-        groups = [working.add(layer) for layer in layers]
-        for group in groups:
-            group.acquire()
-        gone = weakref.ref(working)
-        del working, groups, group
-        gc.collect()
-        assert gone() is None
-        settle()
-        assert layers[0].preferred_location is None
-
-    def test_a_group_keeps_its_set(self, layers):
-        group = WorkingSet(2 * SIZE).add(layers[0])
-        gc.collect()
-        with group.use():
-            assert group.set.nbytes == SIZE
-        group.set.close()
-
-
-class TestRemove:
-    def test_the_others_go_on(self, working, layers, stream):
-        groups = [working.add(layer, name=f"layer {i}") for i, layer in enumerate(layers)]
-        working.order = groups
-        for group in groups * 2:
-            with group.use(stream=stream):
-                pass
-        working.remove(groups[3])
-        others = groups[:3] + groups[4:]
-        assert len(working) == 15 and [*working] == others and working.order == tuple(others)
-        before = working.stats()
-        for group in others * 3:
-            with group.use(stream=stream):
-                pass
-        after = working.stats()
-        assert after.hits - before.hits == after.acquired - before.acquired == 45
-        assert repr(groups[4]).startswith("<WorkingGroup number=4 ")
-        assert repr(working).startswith("<WorkingSet groups=15 ")
-
-    @pytest.mark.parametrize("number", [0, 7, 15])
-    def test_the_learned_order_goes_on(self, working, layers, stream, number):
-        """Also at the turns of a loop that goes forward and then back."""
-        groups = [working.add(layer) for layer in layers]
-        for group in (groups + groups[::-1]) * 2:
-            with group.use(stream=stream):
-                pass
-        working.remove(groups.pop(number))
-        before = working.stats()
-        for group in (groups + groups[::-1]) * 2:
-            with group.use(stream=stream):
-                pass
-        assert working.stats().hits - before.hits == 60
-
-    def test_a_later_use_names_the_group(self, working, layers):
-        first, second = working.add(layers[0], name="first"), working.add(layers[1])
-        use = first.use()
-        for group, named in ((first, "group 0, 'first',"), (second, "group 1")):
-            working.remove(group)
-            for call in (group.acquire, group.use().__enter__):
-                with pytest.raises(RuntimeError, match=f"^{named} was removed from the working"):
-                    call()
-            with pytest.raises(RuntimeError, match="not acquired"):
-                group.release()
-            with pytest.raises(RuntimeError, match="was removed"):
-                working.remove(group)
-            assert group.set is working and group.nbytes == SIZE and not group.is_resident
-            assert repr(group).endswith(f"nbytes={SIZE}, removed>")
-        with pytest.raises(RuntimeError, match="removed"), use:
-            pass
-
-    def test_a_group_that_is_acquired_stays(self, working, layers, stream):
-        group = working.add(layers[0], "write")
-        group.acquire(stream=stream)
-        with group.use(stream=stream):
-            pass
-        with pytest.raises(RuntimeError, match="group 0 is acquired: it can be removed once"):
-            working.remove(group)
-        assert [*working] == [group] and layers[0].preferred_location is Device(0).nearest_host
-        group.release(stream=stream)
-        working.remove(group)
-        assert layers[0].preferred_location is None and len(working) == 0
-
-    def test_restores_the_advice_and_leaves_contents(self, working, layers, stream):
-        layers[0].read_mostly = True
-        layers[1].preferred_location = Device(0)
-        layers[2][:PAGE].accessed_by = [Host()]
-        before = [layer.page_runs() for layer in layers[:3]]
-        kinds = ["read", "write", "scratch", "write"]
-        groups = [working.add(*pair) for pair in zip(layers, kinds, strict=False)]
-        for group in groups * 3:
-            with group.use(stream=stream):
-                pass
-        with groups[1].use(stream=stream):
-            layers[1].fill(9, stream=stream)
-        for group in groups[:3]:
-            working.remove(group)
-        after = [layer.page_runs() for layer in layers[:3]]
-        assert [[run[2:5] for run in runs] for runs in after] == [
-            [run[2:5] for run in runs] for runs in before
-        ]
-        assert layers[3].preferred_location is Device(0).nearest_host
-        stream.sync()
-        assert contents(layers[0]) == pattern(SIZE, 0)
-        assert contents(layers[1]) == bytes([9]) * SIZE
-        assert working.nbytes in (0, SIZE)
-
-    @pytest.mark.parametrize("kind", ["read", "write", "scratch"])
-    def test_memory_is_the_callers_again(self, working, layers, stream, kind):
-        """Nothing that the set has queued, such as a discard, comes after the removal."""
-        for round_ in range(20):
-            groups = [working.add(layer, kind) for layer in layers[:6]]
-            for group in groups * 2:
-                with group.use(stream=stream):
-                    pass
-            for number, group in enumerate(groups):
-                working.remove(group)
-                write(layers[number], pattern(SIZE, number + round_))
-            stream.sync()
-            Device(0).sync()
-            for number in range(6):
-                assert contents(layers[number]) == pattern(SIZE, number + round_)
-        assert len(working) == 0 and working.stats().failures == 0
-
-    def test_memory_can_be_added_again(self, working, layers):
-        first = working.add(layers[0])
-        with WorkingSet(SIZE) as other:
-            with pytest.raises(ValueError, match="another working set"):
-                other.add(layers[0])
-            working.remove(first)
-            theirs = other.add(layers[0])
-            assert theirs.acquire()
-            theirs.release()
-            other.remove(theirs)
-        again = working.add(layers[0], "write")
-        assert repr(again).startswith("<WorkingGroup number=1 ")
-        with again.use():
-            Device(0).sync()
-            assert again.is_resident and not first.is_resident
-
-    def test_the_given_order_forgets(self, working, layers):
-        groups = [working.add(layer) for layer in layers[:3]]
-        working.order = [*groups, groups[1]]
-        working.remove(groups[1])
-        assert working.order == (groups[0], groups[2])
-        with pytest.raises(ValueError, match=r"order\[1\] was removed from the working set: <Work"):
-            working.order = groups
-        assert working.order == (groups[0], groups[2])
+            groups[0].use(stream=stream)
         working.remove(groups[0])
-        working.remove(groups[2])
-        assert working.order is None
-        working.order = None
 
-    def test_takes_groups_of_the_set(self, working, layers):
-        with WorkingSet(SIZE) as other:
-            theirs = other.add(layers[0])
-            with pytest.raises(ValueError, match="another working set: <WorkingGroup"):
-                working.remove(theirs)
-            for bad in (None, 0, working, layers[0]):
-                with pytest.raises(TypeError, match="group must be a WorkingGroup, got"):
-                    working.remove(bad)
-            assert len(other) == 1
-        with pytest.raises(RuntimeError, match="WorkingSet is closed"):
-            other.remove(theirs)
-        with pytest.raises(TypeError):
-            working.remove()
-
-    def test_memory_that_was_closed(self, working, layers):
-        group = working.add(layers[:2])
-        with group.use():
-            layers[1].close()
-        working.remove(group)
-        assert layers[0].preferred_location is None
-
-    def test_an_empty_group_and_one_larger_than_the_budget(self, working, layers, alloc):
-        empty, large = working.add(alloc(PAGE)[:0]), working.add(layers[:5])
-        for group in (empty, large):
-            with group.use():
-                pass
-            working.remove(group)
-        assert not layers[4].accessed_by
-
-    def test_releases_the_targets(self, working, layers):
-        class Holder:
-            def __init__(self, buffer):
-                self.__cuda_array_interface__ = buffer.__cuda_array_interface__
-
-        target = Holder(layers[0])
-        gone = weakref.ref(target)
-        group = working.add(target)
-        del target
-        with group.use():
-            pass
-        gc.collect()
-        assert gone() is not None
-        working.remove(group)
-        gc.collect()
-        assert gone() is None
-
-    def test_a_removed_group_may_be_garbage_without_its_set(self, working, layers):
-        group, other = working.add(layers[0]), working.add(layers[1])
-        working.remove(group)
-        cycle = [group]
-        cycle.append(cycle)
-        gone = weakref.ref(group)
-        del group, cycle
-        gc.collect()
-        assert gone() is None and not working.is_closed
-        with other.use():
-            pass
-
-    def test_many_come_and_go(self, working, layers):
-        for number in range(300):
-            group = working.add(layers[number % 16], ["read", "write"][number % 2])
-            with group.use():
-                pass
-            working.remove(group)
-        assert len(working) == 0 and working.nbytes == 0
-        for number, layer in enumerate(layers):
-            assert contents(layer) == pattern(SIZE, number)
-
-
-class TestContents:
-    def test_scratch_keeps_its_contents_until_its_first_use(self, layers, stream):
-        with WorkingSet(2 * SIZE, Device(0)) as working:
-            kinds = ["read", "scratch", "read", "read"]
-            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=False)]
-            for number in [0, 2, 3] * 3:  # the scratch group is loaded ahead, and dropped
-                with groups[number].use(stream=stream):
-                    pass
+    def test_close_with_the_stream_that_ends_the_use(self, working, stream):
+        group = working.add(layer(0), "write")
+        with Stream() as other:
+            use = group.use(stream=stream)
             stream.sync()
-        assert contents(layers[1]) == pattern(SIZE, 1)
+            write_by_device(use.arrays[0], 3, other)
+            use.close(stream=other)
+        with group.use_on_host() as (home,):
+            assert bytes(home) == bytes([3]) * SIZE
 
-    @pytest.mark.parametrize("seed", range(4))
-    def test_random_uses(self, alloc, seed):
-        """Reads, fills and copies on several streams, nested and not, of groups of all kinds."""
-        chosen = random.Random(seed)
-        sizes = [chosen.randrange(1, 12) * PAGE - chosen.randrange(3) for _ in range(12)]
-        layers = [alloc(size) for size in sizes]
-        kinds = [chosen.choice(["read", "write", "write", "scratch"]) for _ in layers]
-        wanted = [pattern(size, number) for number, size in enumerate(sizes)]
-        for layer, value in zip(layers, wanted, strict=True):
-            write(layer, value)
-        streams = [Stream(), Stream()]
-        result = alloc(12 * PAGE)
-        with WorkingSet(20 * PAGE, Device(0)) as working:
-            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
-            if seed % 2:
-                working.order = groups
-            for step in range(300):
-                number = step % 12 if chosen.random() < 0.7 else chosen.randrange(12)
-                stream = chosen.choice(streams)
-                with random_use(chosen, groups[number], stream):
-                    other = groups[chosen.randrange(12)]
-                    with random_use(chosen, other, stream):
-                        if kinds[number] != "read":
-                            value = chosen.randrange(256)
-                            layers[number].fill(value, stream=stream)
-                            wanted[number] = bytes([value]) * sizes[number]
-                        part = result[: sizes[number]]
-                        part.copy_from(layers[number], stream=stream)
-                        stream.sync()
-                        if kinds[number] != "read" or step % 5 == 0:
-                            assert contents(part) == wanted[number]
-        for number, kind in enumerate(kinds):
-            if kind != "scratch":
-                assert contents(layers[number]) == wanted[number]
-        for stream in streams:
-            stream.close()
+    def test_stream_of_another_device(self, groups, device1, current_device):
+        device1.set_current()
+        with Stream() as stream, groups[0].use(stream=stream) as use:
+            assert read_by_device(use.arrays[0], stream) == pattern(SIZE, 0)
 
-    def test_many_random_rounds(self, alloc):
-        """Ten thousand on the emulated driver, a thousand on a GPU: every byte is the right one.
+    def test_a_stream_that_captures(self, working, groups, stream):
+        from driver import CAPTURE_GLOBAL, capturing
 
-        Fills and copies of parts, in groups that nest, leave the set and come again; on several
-        streams. The contents of scratch memory count from its addition to the end of its first use,
-        and in each use from the first fill on.
-        """
-        rounds = 10000 if EMULATED else 1000
-        chosen = random.Random(rounds)
-        kinds = ["read", "write", "write", "scratch"] * 3
-        layers = [alloc(chosen.randrange(1, 9) * PAGE - chosen.randrange(3)) for _ in kinds]
-        wanted = [bytearray(pattern(layer.size, number)) for number, layer in enumerate(layers)]
-        for layer, value in zip(layers, wanted, strict=True):
-            write(layer, value)
-        known = [True] * 12
-        with contextlib.ExitStack() as ends:
-            streams = [ends.enter_context(Stream()) for _ in range(3)]
-            stream = streams[0]
-            working = ends.enter_context(WorkingSet(16 * PAGE, Device(0)))
-            groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
-
-            def fill(number):
-                value = chosen.randrange(256)
-                layers[number].fill(value, stream=stream)
-                wanted[number][:] = bytes([value]) * layers[number].size
-
-            for step in range(rounds):
-                if chosen.random() < 0.05:
-                    stream.sync()
-                    stream = chosen.choice(streams)
-                number = step % 12 if chosen.random() < 0.7 else chosen.randrange(12)
-                other = chosen.randrange(12)
-                first = random_use(chosen, groups[number], stream)
-                with first, random_use(chosen, groups[other], stream):
-                    for one in (number, other):
-                        if not known[one] or (kinds[one] == "write" and chosen.random() < 0.1):
-                            fill(one)
-                        known[one] = True
-                    source, target = sorted((number, other), key=lambda n: kinds[n] == "write")
-                    if kinds[target] == "write" and source != target:
-                        copy_part(chosen, layers, wanted, target, source, stream)
-                known[number] = kinds[number] != "scratch"
-                known[other] = kinds[other] != "scratch"
-                if chosen.random() < 0.02:
-                    working.remove(groups[number])
-                    fill(number)
-                    known[number] = True
-                    groups[number] = working.add(layers[number], kinds[number])
-            stream.sync()
-            assert working.stats().failures == 0
-        for number in range(12):
-            if known[number]:
-                assert contents(layers[number]) == wanted[number]
-
-
-def random_use(chosen, group, stream):
-    """A use that promises at times to only read, also when it will write: contents stay right."""
-    reads = group.access == "write" and chosen.random() < 0.5
-    return group.use(stream=stream, access="read" if reads else None)
-
-
-def copy_part(chosen, layers, wanted, target, source, stream):
-    """Copies a part of one layer to a part of another one."""
-    size = chosen.randrange(1, min(layers[target].size, layers[source].size))
-    to = chosen.randrange(layers[target].size - size)
-    start = chosen.randrange(layers[source].size - size)
-    part = layers[source].range(start, size)
-    layers[target].range(to, size).copy_from(part, stream=stream)
-    wanted[target][to : to + size] = wanted[source][start : start + size]
+        write_group = working.add(layer(0), "write")
+        with write_group.use(stream=stream):
+            pass
+        with capturing(stream, CAPTURE_GLOBAL) as running:
+            for group in (groups[0], write_group):
+                with group.use(stream=stream) as use:
+                    assert not use.is_resident
+        assert running.result == 0
+        with groups[0].use(stream=stream) as use:
+            assert use.is_resident

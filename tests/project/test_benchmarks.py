@@ -195,17 +195,24 @@ class TestGroups:
         if not rows:
             pytest.skip("needs torch, and a GPU or the emulated driver")
         loads = [row for row in rows if " loads of " in row.operation]
-        assert [row.operation.split()[-1] for row in loads] == ["device", "host"]
-        whole(loads, "ours")
+        assert [int(row.operation.split()[0]) for row in loads] == [64, 16] * 2
+        assert [row for row in loads if not row.note.startswith("sums right: True; ")] == []
+        whole(loads, "ours", "managed")
         whole([row for row in rows if row not in loads], "ours", "resident")
         rounds = [row for row in rows if row.operation.startswith("16 layers of")]
         assert [("page faults" in row.results) for row in rounds] == [True, False] * 2
         assert [row.operation.endswith("thread time") for row in rounds] == [False, True] * 2
-        notes = [row.note for row in rows if row.note and row not in rounds]
+        notes = [row.note for row in rows if row.note and row not in rounds + loads]
         *others, home = notes
         assert others in ([], ["logits equal: True"])
         assert home.startswith("parameters copied home in a step: ")
         assert float(home.split()[-2]) < 1.5  # not after the passes, which only read them
+
+    def test_experts_are_loaded_less_often_than_by_the_latest_use(self):
+        rows = {row.operation: row.results for row in command.experts.measure()}
+        for router, loads in rows.items():
+            ours, least = loads["ours"].median, loads["farthest next use"].median
+            assert least < ours < loads["LRU"].median * (0.85 if "skewed" in router else 1.05)
 
     def test_every_group_is_within_the_budget(self):
         for name, group in command.GROUPS.items():
@@ -639,7 +646,7 @@ class TestCommand:
     @pytest.mark.emulator_only
     def test_times_of_the_emulated_driver_are_refused(self):
         for names in (["overhead"], ["tracing", "overhead"], []):
-            with pytest.raises(SystemExit, match=r"mean nothing.*attribution, tracing"):
+            with pytest.raises(SystemExit, match=r"mean nothing.*attribution, experts, tracing"):
                 command.main(names)
 
     @pytest.mark.emulator_only

@@ -206,6 +206,14 @@ def test_every_public_name_is_documented(name):
         assert value.__doc__, "the docstring is only inherited"
 
 
+@pytest.mark.parametrize("name", [n for n in public(managedmem.__all__) if "Working" in n])
+def test_members_of_working_sets_are_documented(name):
+    """They are written in Python, of which the stub says nothing."""
+    value = getattr(managedmem, name)
+    members = public(n for cls in value.__mro__ if cls.__module__ != "builtins" for n in vars(cls))
+    assert members and not [n for n in members if not inspect.getdoc(getattr(value, n))]
+
+
 @pytest.mark.parametrize("name", public(managedmem.__all__))
 def test_public_things_say_where_they_live(name):
     value = getattr(managedmem, name)

@@ -44,18 +44,40 @@ def apply_for_a_while(buffer):
         pass
 
 
-def use_a_working_set(buffer):
-    with managedmem.WorkingSet(buffer.size, Device(0)) as working:
-        group = working.add(buffer[:PAGE])
-        group.use()
-        return working.stats()
+def use_a_working_set(buffer, kind=managedmem.WorkingSet):
+    with kind(buffer.size, Device(0)) as working:
+        group = working.add(buffer[:PAGE], "write")
+        with group.use() as use:
+            late = use.arrays
+        with group.use_on_host() as home:
+            return working.stats(), late is home
 
 
-def use_and_collect_a_working_set(buffer):
+def use_and_collect(kind):
     """A set and its groups refer to each other."""
-    stats = use_a_working_set(buffer)
-    gc.collect(0)
-    return stats
+
+    def use_it(buffer):
+        found = use_a_working_set(buffer, kind)
+        gc.collect(0)
+        return found
+
+    return use_it
+
+
+def fill_a_slab(buffer):
+    slab = _managedmem._Slab(0, PAGE, True)
+    slab.fill(0, PAGE, buffer[:PAGE])
+    slab.fill(0, 3, b"abc")
+    with contextlib.suppress(ValueError):
+        slab.fill(0, 4, b"abc")
+
+
+def add_targets(buffer):
+    frames, numbers = _managedmem._Frames(0, PAGE, False, True), []
+    kept = frames.add_targets([buffer[:PAGE], memoryview(buffer)[PAGE : 2 * PAGE]], "read", numbers)
+    for number in numbers:
+        frames.remove([number])
+    return kept
 
 
 # One maker per heap type of the extension: makes an object of it and lets it go again.
@@ -78,14 +100,14 @@ MAKERS = {
     "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
     "PageRun": lambda b: b.page_runs(),
     "Recorder": lambda b: managedmem._managedmem.Recorder(),
-    **dict.fromkeys(
-        ["WorkingSet", "WorkingGroup", "WorkingUse", "WorkingSetStats"],
-        use_and_collect_a_working_set,
-    ),
     "DType": lambda b: (b.dtype, managedmem.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
+    "filled slab": (_managedmem._Slab, fill_a_slab),
+    "frames of managed memory": (_managedmem._Frames, add_targets),
+    "working set": (_managedmem._Frames, use_and_collect(managedmem.WorkingSet)),
+    "managed working set": (_managedmem._Frames, use_and_collect(managedmem.ManagedWorkingSet)),
     "allocated buffer": (ManagedBuffer, lambda b: ManagedMemoryResource().allocate(PAGE)),
     "closed buffer": (ManagedBuffer, lambda b: ManagedMemoryResource().allocate(PAGE).close()),
     "slice": (ManagedBuffer, lambda b: b[0:16]),

@@ -124,6 +124,7 @@ OPERATIONS = {
     "policy applied": "managedmem.MigrationPolicy().applied(buf)",
     "restore a policy": "applied.restore()",
     "a working set": "managedmem.WorkingSet(1 << 20)",
+    "a managed working set": "managedmem.ManagedWorkingSet(1 << 20)",
     "page runs": "buf.page_runs()",
     "residency": "buf.residency()",
     "residency of several": "managedmem.residency([buf, wrapped])",

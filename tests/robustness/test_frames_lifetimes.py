@@ -19,7 +19,7 @@ home = _Slab(0, 4 * SIZE, True)
 home.lock()
 frames = _Frames(0, 2 * SIZE, False)
 for part in range(4):
-    frames.add(home.handle + part * SIZE, SIZE, True)
+    frames.add(home.handle + part * SIZE, SIZE, "write")
 stream = Stream()
 
 def use(part):
@@ -78,6 +78,10 @@ frames.end_round()
 frames.end_round()
 frames.begin_round(stream.handle)
 frames.end_round()
+frames.remove([3])
+frames.give_order((0,))
+frames.wait()
+assert not frames.has(0)
 numbers, _ = frames.stats()
 assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
 """)
@@ -93,7 +97,13 @@ assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
         "frames.end_round()",
         "frames.settle(0)",
         "frames.stats()",
-        "frames.add(home.handle, SIZE, True)",
+        "frames.add(home.handle, SIZE, 'read')",
+        "frames.remove([0])",
+        "frames.has(0)",
+        "frames.give_order((0,))",
+        "frames.wait()",
+        "frames.add_targets(home, 'read', [])",
+        "home.fill(0, 1, b'a')",
         "home.lock()",
         "_Slab(0, SIZE, True)",
         "_Frames(0, SIZE, True)",

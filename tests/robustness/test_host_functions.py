@@ -1,14 +1,16 @@
 """Python code in a host function of a stream, where CUDA allows no driver calls: memory that is
 dropped there is freed later, and refused calls raise."""
 
+import contextlib
 import functools
+import gc
 import os
 import threading
 
 import pytest
 
 import managedmem
-from constants import EMULATED, FREE_THREADED, PAGE
+from constants import EMULATED, FREE_THREADED, MIB, PAGE
 from contents import contents, write
 from dlpack import consume, run_deleter
 from host_functions import end_inside, run_inside
@@ -427,14 +429,78 @@ class TestCalls:
         assert buf.read_mostly is False
 
 
-def test_a_group_is_not_removed(stream, buf):
-    """The set's thread may wait for the end of a use behind the host function."""
-    with managedmem.WorkingSet(buf.size, Device(0)) as working:
-        group = working.add(buf)
-        with pytest.raises(managedmem.CUDAError, match="host function"):
-            run_inside(lambda: working.remove(group), stream)
-        assert [*working] == [group]
-        with group.use(stream=stream):
-            pass
-        working.remove(group)
-        assert len(working) == 0
+SET_CALLS = {
+    "add": lambda working, groups, use, more: working.add(more),
+    "use": lambda working, groups, use, more: groups[0].use().close(),
+    "arrays": lambda working, groups, use, more: use.arrays,
+    "close a use": lambda working, groups, use, more: use.close(),
+    "remove": lambda working, groups, use, more: working.remove(groups[1]),
+    "on the host": lambda working, groups, use, more: groups[0].use_on_host().__enter__(),
+    "write on the host": lambda working, groups, use, more: (
+        groups[1].use_on_host(access="write").__enter__()
+    ),
+    "stats": lambda working, groups, use, more: (working.stats(), groups[0].is_resident),
+    "order": lambda working, groups, use, more: setattr(working, "order", groups),
+    "close": lambda working, groups, use, more: working.close(),
+}
+
+
+class TestWorkingSets:
+    """Calls either work or raise, without a hang, and the set goes on."""
+
+    @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+    @pytest.mark.parametrize("name", SET_CALLS)
+    def test_calls(self, stream, alloc, name, kind):
+        buffers = [alloc(MIB) for _ in range(3)]
+        for buffer in buffers:
+            write(buffer, 5)
+        with getattr(managedmem, kind)(MIB, Device(0)) as working:
+            groups = [working.add(buffer) for buffer in buffers[:2]]
+            use = groups[0].use(stream=stream)
+            call = functools.partial(SET_CALLS[name], working, groups, use, buffers[2])
+            with contextlib.suppress(managedmem.CUDAError):
+                run_inside(call, stream)
+            del call
+            stream.sync()
+            use.close()
+            del use
+            gc.collect()
+            for group in [] if working.is_closed else [*working]:
+                with group.use(stream=stream):
+                    pass
+                working.remove(group)
+            with groups[0].use_on_host() as arrays:
+                assert set(bytes(arrays[0] if kind == "WorkingSet" else arrays)) == {5}
+
+    @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+    def test_a_set_is_lost(self, stream, alloc, kind):
+        """Its device memory, streams and events are freed with a later call."""
+        buffer = alloc(MIB)
+        box = [getattr(managedmem, kind)(MIB, Device(0))]
+        box[0].add(buffer).use(stream=stream).close()
+        end_inside(box, stream)
+        managedmem.empty(PAGE).close()
+
+    @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+    @pytest.mark.parametrize("last", ["use", "arrays", "group"])
+    def test_the_last_reference_goes(self, stream, alloc, last, kind):
+        buffer = alloc(MIB)
+        working = getattr(managedmem, kind)(MIB, Device(0))
+        group = working.add(buffer, "write")
+        use = group.use(stream=stream)
+        box = [use] if last == "use" else [use.arrays]
+        if last != "use":
+            use.close()
+        if last == "group":
+            box = [group]
+            working.remove(group)
+        del use, group
+        end_inside(box, stream)
+        stream.sync()
+        gc.collect()
+        for group in working:
+            with group.use(stream=stream):
+                pass
+            working.remove(group)
+        working.close()
+        settle()

@@ -1,200 +1,271 @@
-"""Working sets while driver calls fail: contents and advice stay right, and nothing is left behind.
+"""Working sets while driver calls fail: contents stay right, and nothing is left behind.
 
-The set's thread makes its calls beside those of the caller, so that the nth call is not always the
-same one; whichever it is, the promises below hold.
+The emulated device works at once here, so that a kernel is an access by address, which makes no
+call of the driver that could fail itself.
 """
 
 import contextlib
+import ctypes
 
+import numpy
 import pytest
 
+import managedmem
 from constants import PAGE
-from contents import contents, pattern, write
-from managedmem import CUDAError, Device, Host, Stream, WorkingSet, emulator
+from contents import contents, pattern
+from driver import pop_contexts, raw_driver
+from managedmem import CUDAError, Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 from programs import run_python
 
-pytestmark = pytest.mark.emulator_only
+pytestmark = pytest.mark.emulator_only("makes calls fail, and reads frames by their address")
 
 SIZE = 4 * PAGE
 KINDS = ["read", "write", "scratch", "write", "read"]
-READS = ["read", "read", None, "read", None]  # the access of uses that only read
-# What these make stays with the driver if they act and then report a failure.
-MAKES = {"cuEventCreate", "cuStreamCreate", "cuCtxPushCurrent"}
-CALLS = (
-    "cuMemAdvise",
-    "cuMemPrefetchAsync",
-    "cuMemDiscardAndPrefetchBatchAsync",
-    "cuStreamWaitEvent",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuEventCreate",
-    "cuStreamQuery",
-    "cuStreamGetId",
-    "cuStreamGetCtx",
-    "cuStreamIsCapturing",
-    "cuStreamCreate",
-    "cuStreamSynchronize",
-    "cuMemRangeGetAttributes",
-    "cuMemRangeGetAttribute",
-    "cuCtxPushCurrent",
+FAILED = 719
+# The library cannot free an object if its creation was reported as failed.
+MAKES = {"cuEventCreate", "cuStreamCreate", "cuMemAlloc", "cuCtxPushCurrent"}
+# What these make or free stays with the driver if they fail.
+FREES = {"cuEventDestroy", "cuStreamDestroy", "cuMemFree", "cuMemHostUnregister"}
+# A second try, or another answer that is right, takes their place without a word.
+REPLACED = {
     "cuCtxPopCurrent",
     "cuThreadExchangeStreamCaptureMode",
-    "cuPointerGetAttributes",
-    "cuDeviceGetAttribute",
-)
+    "cuStreamIsCapturing",
+    "cuStreamGetId",
+    "cuEventQuery",
+    "cuCtxGetId",
+    "cuMemRangeGetAttribute",
+    "cuCtxSynchronize",
+}
+# Without an answer of these the group is used at home, or nothing is loaded ahead.
+REPLACED |= {"cuCtxPushCurrent", "cuStreamGetCtx", "cuCtxGetCurrent", "cuCtxGetDevice"}
+PARTS = 6
+
+
+class Framed:
+    """Arrays at home in a WorkingSet."""
+
+    def __init__(self, layers):
+        self.arrays = [numpy.frombuffer(pattern(SIZE, n), "u1") for n in range(len(KINDS))]
+
+    def renew(self):
+        """Let the memory hold what it held at first."""
+
+    def make(self):
+        return WorkingSet(2 * SIZE, Device(0))
+
+    def add(self, working, number):
+        return working.add(self.arrays[number], KINDS[number])
+
+    def address(self, use):
+        return use.arrays[0].handle
+
+    def found(self, number, group):
+        with group.use_on_host() as (home,):
+            return bytes(home)
+
+
+class Managed(Framed):
+    """The same of managed memory."""
+
+    def __init__(self, layers):
+        self.arrays = layers
+        self.renew()
+
+    def renew(self):
+        for number, layer in enumerate(self.arrays):
+            ctypes.memmove(layer.handle, pattern(SIZE, number), SIZE)
+
+    def make(self):
+        return ManagedWorkingSet(2 * SIZE, Device(0))
+
+    def address(self, use):
+        return use.arrays.handle
+
+    def found(self, number, group):
+        return contents(self.arrays[number])
+
+
+@pytest.fixture(params=[Framed, Managed])
+def memory(request, alloc):
+    emulator.schedule("eager")
+    return request.param([alloc(SIZE) for _ in KINDS])
+
+
+def twice(call):
+    """The second try succeeds, as only one call fails."""
+    try:
+        return call()
+    except CUDAError:
+        return call()
+
+
+class Program:
+    """Uses of a set while a call fails; keeps what each group must hold."""
+
+    def __init__(self, memory, stream):
+        self.memory, self.stream = memory, stream
+        self.wanted = [pattern(SIZE, number) for number in range(len(KINDS))]
+        self.raised = 0
+        self.last_stats = None
+        self.groups = {}
+
+    def attempt(self, call):
+        """The result, also of a second try, as only one call fails."""
+        try:
+            return call()
+        except CUDAError as error:
+            assert error.code == FAILED
+            self.raised += 1
+            return call()
+
+    def run(self):
+        working = self.attempt(self.memory.make)
+        for number in range(len(KINDS)):
+            self.groups[number] = self.attempt(lambda n=number: self.memory.add(working, n))
+        for access in ("read", None, "read"):
+            for number, group in self.groups.items():
+                self.use(number, group, access if KINDS[number] == "write" else None)
+        for number in (3, 0):
+            self.attempt(lambda n=number: working.remove(self.groups[n]))
+        self.attempt(lambda: self.write_on_host(1))
+        self.use(1, self.groups[1], "read")
+        self.attempt(working.close)
+        self.last_stats = working.stats()
+
+    def use(self, number, group, access):
+        use = self.attempt(lambda: group.use(stream=self.stream, access=access))
+        address = self.attempt(lambda: self.memory.address(use))
+        if KINDS[number] != "scratch":
+            assert ctypes.string_at(address, SIZE) == self.wanted[number], (number, access)
+        if KINDS[number] != "read" and access is None:
+            self.wanted[number] = bytes([number + 50]) * SIZE
+            ctypes.memmove(address, self.wanted[number], SIZE)
+        self.attempt(use.close)
+
+    def write_on_host(self, number):
+        with self.groups[number].use_on_host(access="write") as home:
+            buffer = home[0] if isinstance(home, tuple) else home
+            self.wanted[number] = bytes([99]) * SIZE
+            ctypes.memmove(buffer.handle, self.wanted[number], SIZE)
+
+    def check(self):
+        for number, group in self.groups.items():
+            if KINDS[number] != "scratch":
+                assert self.memory.found(number, group) == self.wanted[number], number
+
+
+def run_program(memory, *fault):
+    """The program, and its calls, without and with a fault."""
+    memory.renew()
+    with Stream() as stream:
+        program = Program(memory, stream)
+        emulator.clear_calls()
+        if fault:
+            emulator.fail("*", *fault)
+        program.run()
+        emulator.clear_failures()
+        stream.sync()
+    return program, emulator.calls()
 
 
 @pytest.fixture
-def layers(alloc):
-    made = [alloc(SIZE) for _ in KINDS]
-    for number, buffer in enumerate(made):
-        write(buffer, pattern(SIZE, number))
-    return made
+def all_calls():
+    """The log has the calls that only ask something, too."""
+    raw_driver().emu_log_verbose(1)
+    yield
+    raw_driver().emu_log_verbose(0)
 
 
-def without_release(use):
-    """A use whose end may have failed; the group is released all the same."""
-    with contextlib.suppress(CUDAError), use:
-        pass
-
-
-def remove(working, group):
-    """Removes a group, at the second try if need be."""
-    try:
-        working.remove(group)
-    except CUDAError:
-        with pytest.raises(RuntimeError, match="removed"):
-            group.acquire()
-        working.remove(group)
-
-
-def act(layers, stream):
-    """Use a set; True if a call raised. Contents that are written are written again if need be."""
-    raised = False
-    working = WorkingSet(2 * SIZE, Device(0))
-    try:
-        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
-        for access in ("read", None, "read"):
-            for number, group in enumerate(groups):
-                try:
-                    with group.use(stream=stream, access=access and READS[number]):
-                        if access is None and KINDS[number] == "write":
-                            layers[number].fill(number + 50, stream=stream)
-                except CUDAError:
-                    raised = True
-        for number in (3, 0, 2):
-            remove(working, groups[number])
-    finally:
-        try:
-            working.close()
-        except CUDAError:
-            working.close()
-            raised = True
-    return raised
-
-
-def check(layers):
-    for number, kind in enumerate(KINDS):
-        wanted = [bytes([number + 50]) * SIZE] if kind == "write" else []
-        if kind != "scratch":
-            assert contents(layers[number]) in [pattern(SIZE, number), *wanted], (number, kind)
-        runs = layers[number].page_runs()
-        assert [tuple(run[2:5]) for run in runs] == [(False, None, frozenset())], (number, kind)
-
-
+@pytest.mark.usefixtures("all_calls")
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("function", CALLS)
-def test_one_call_fails(layers, function, after):
-    """The nth call of each kind, for every n up to the last."""
-    if after and function in MAKES:
-        pytest.skip("the library cannot free what it was not given")
-    fired = True
-    for nth in (*range(1, 12), *range(12, 60, 7)):
-        if not fired:
-            break
-        with Stream() as stream:
-            emulator.fail(function, nth, 719, after)
-            with contextlib.suppress(CUDAError):
-                act(layers, stream)
-            fired = emulator.failure_fired()
-            emulator.clear_failures()
-            stream.sync()
-        check(layers)
+def test_one_call_fails(memory, after, part):
+    """Each call, before it acts or after; those that free memory have test_fault_sweeps.py."""
+    without = FREES | MAKES if after else FREES
+    run_program(memory)
+    names = [call.name for call in run_program(memory)[1]]
+    assert len(names) > 200
+    depth, silent = emulator.live().context_depth, set()
+    for nth in range(part + 1, len(names), PARTS):
+        if names[nth - 1] in without:
+            continue
+        program, calls = run_program(memory, nth, FAILED, after)
+        failed = [call.name for call in calls if call.result == FAILED]
+        program.check()
+        known = program.raised + program.last_stats.failures
+        silent.update([] if known else failed[:1])
+        pop_contexts(depth)
+    assert silent <= REPLACED, silent
 
 
-def test_the_event_of_a_removed_group_outlives_an_add_that_fails(layers):
-    """A thread may be about to query it, as is_resident does."""
-    with WorkingSet(2 * SIZE, Device(0)) as working:
-        removed = working.add(layers[0])
-        working.remove(removed)
-        before = emulator.live().events
-        emulator.fail("cuMemAdvise")
-        with pytest.raises(CUDAError):
-            working.add(layers[1])
-        assert emulator.live().events == before
-        working.add(layers[1])
-        assert emulator.live().events == before
-    check(layers)
-
-
-def test_a_use_that_fails_to_begin_keeps_contents(layers):
-    """The first use of scratch memory ends what it holds, but not one that failed."""
-    for nth in range(1, 4):
-        write(layers[2], pattern(SIZE, 2))
-        with WorkingSet(SIZE, Device(0)) as working, Stream() as stream:
-            scratch, other = working.add(layers[2], "scratch"), working.add(layers[0])
-            emulator.fail("cuStreamWaitEvent", nth)
-            try:
-                scratch.acquire(stream=stream)
-            except CUDAError:
-                used = False
-            else:
-                scratch.release(stream=stream)
-                used = True
-            emulator.clear_failures()
-            for group in (other, other):
-                with group.use(stream=stream):
-                    pass
-            stream.sync()
-        assert used or contents(layers[2]) == pattern(SIZE, 2), nth
-
-
-@pytest.mark.parametrize("function", ["cuMemAdvise", "cuMemPrefetchAsync", "cuEventRecord"])
-def test_many_calls_of_the_thread_fail(layers, function):
-    """The set counts the failures, goes on, and never holds more than its budget."""
-    with WorkingSet(2 * SIZE, Device(0)) as working, Stream() as stream:
-        groups = [working.add(*pair) for pair in zip(layers, KINDS, strict=True)]
+@pytest.mark.parametrize(
+    "function", ["cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent", "cuMemPrefetchAsync"]
+)
+def test_many_calls_fail(memory, function):
+    """The set counts the failures, goes on, and finds its way back to the device."""
+    if (function, type(memory)) in {
+        ("cuMemcpyAsync", Managed),
+        ("cuMemPrefetchAsync", Framed),
+    }:
+        pytest.skip("it does not call that")
+    with memory.make() as working, Stream() as stream:
+        groups = [memory.add(working, number) for number in range(len(KINDS))]
         for nth in range(2, 40, 2):
             emulator.fail(function, nth, 2)
-        for turn, group in enumerate(groups * 4):
-            reads = READS[turn % 5] if turn % 3 else None
-            without_release(group.use(stream=stream, access=reads))
-        stream.sync()
-        emulator.clear_failures()
         for group in groups * 4:
-            with group.use(stream=stream):
-                pass
+            with contextlib.suppress(CUDAError):
+                use = group.use(stream=stream, access=None)
+                twice(use.close)
+        del use
+        emulator.clear_failures()
+        for group in groups * 2:
+            with group.use(stream=stream) as use:
+                assert use.is_resident
         stats = working.stats()
         assert stats.failures > 0 and function in stats.last_error
         assert working.nbytes <= 2 * SIZE
-    check(layers)
 
 
-def test_a_broken_device():
-    """Every later call fails: nothing hangs, and the set ends.
+def test_a_close_that_fails_goes_on(memory):
+    """Contents are not lost: the frame stays that of the use."""
+    with memory.make() as working, Stream() as stream:
+        group = memory.add(working, 1)
+        use = group.use(stream=stream)
+        address = memory.address(use)
+        ctypes.memmove(address, bytes([8]) * SIZE, SIZE)
+        emulator.fail("cuEventRecord", 1, FAILED)
+        emulator.fail("cuCtxSynchronize", 1, FAILED)
+        with pytest.raises(CUDAError):
+            use.close()
+        assert memory.address(use) == address
+        with pytest.raises(RuntimeError, match="in use"):
+            working.remove(group)
+        for number in (0, 2, 3, 4) * 2:
+            with memory.add(working, number).use(stream=stream):
+                pass
+        assert ctypes.string_at(address, SIZE) == bytes([8]) * SIZE
+        use.close()
+        working.remove(group)
+        assert memory.found(1, group) == bytes([8]) * SIZE
+
+
+@pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
+def test_a_broken_device(kind):
+    """Every later call fails: nothing hangs, and the set ends with the process.
 
     Work that was queued on a broken device never runs. Here it would, at the end of the process, in
     an order that no device has; the program leaves it behind.
     """
     done = run_python(
-        """
-        import os
+        f"""
+        import gc, os
         import managedmem
-        from managedmem import CUDAError, Device, WorkingSet, emulator
-        layers = [managedmem.empty(1 << 16) for _ in range(5)]
+        from managedmem import CUDAError, Device, emulator
+        layers = [managedmem.full(1 << 16, n, "uint8") for n in range(5)]
+        kinds = ["read", "write", "scratch", "write", "read"]
         for lasting in range(1, 60):
-            working = WorkingSet(2 << 16, Device(0))
-            kinds = ["read", "write", "scratch", "write", "read"]
+            working = managedmem.{kind}(2 << 16, Device(0))
             groups = [working.add(*pair) for pair in zip(layers, kinds, strict=True)]
             emulator.fail("*", lasting, 719, lasting=True)
             try:
@@ -208,11 +279,13 @@ def test_a_broken_device():
             try:
                 working.close()
             except CUDAError as error:
-                assert error.code == 719
-            assert working.is_closed
+                assert error.code == 719 and not working.is_closed
+            del group
             emulator.clear_failures()
+            gc.collect()
             working.close()
-            assert layers[0].preferred_location is None and not layers[4].read_mostly
+            assert working.is_closed
+            del groups, working
         print("fine", flush=True)
         os._exit(0)
         """
@@ -220,55 +293,8 @@ def test_a_broken_device():
     assert done.stdout == "fine\n"
 
 
-def test_a_device_without_concurrent_access():
-    done = run_python(
-        """
-        from managedmem import WorkingSet
-        try:
-            WorkingSet(4096)
-        except NotImplementedError as error:
-            print(error)
-        """,
-        emulator="profile=wsl",
-    )
-    assert done.stdout == (
-        "a working set needs concurrent_managed_access, which Device(0) lacks: its memory moves "
-        "as a whole\n"
-    )
-
-
-def held_bytes(calls, layers):
-    """The most bytes that the device held, by the calls in their order, page by page."""
-    there, most = set(), 0
-    for call in calls:
-        if call.result != 0 or "count" not in call.args:
-            continue
-        first, count = call.args["ptr"] // PAGE, -(-call.args["count"] // PAGE)
-        pages = set(range(first, first + count))
-        if call.name == "cuMemPrefetchAsync" and call.args["type"] == 1:
-            there |= pages
-        elif call.name == "cuMemPrefetchAsync" or call.args.get("advice") == 2:
-            there -= pages
-        most = max(most, len(there) * PAGE)
-    return most
-
-
-@pytest.mark.parametrize("accesses", ["own", "both"])
-@pytest.mark.parametrize("budget", [2, 3])
-def test_the_budget_is_kept_at_every_call(layers, budget, accesses):
-    for layer in layers:
-        layer.prefetch(Host())
-    with WorkingSet(budget * SIZE, Device(0)) as working, Stream() as stream:
-        groups = [
-            working.add(layer, kind.replace("scratch", "write"))
-            for layer, kind in zip(layers, KINDS, strict=True)
-        ]
-        emulator.clear_calls()
-        for turn, group in enumerate((groups + groups[::-1]) * 6):
-            reads = accesses == "both" and turn % 15 < 10
-            with group.use(stream=stream, access="read" if reads else None):
-                pass
-        stream.sync()
-        calls = emulator.calls()
-        assert held_bytes(calls, layers) == budget * SIZE
-    check(layers)
+def test_more_than_the_device_has_after_all():
+    """Another process may take what was free a moment ago."""
+    emulator.fail("cuMemAlloc", 1, 2)
+    with pytest.raises(managedmem.CUDAOutOfMemoryError, match="4096 bytes of Device"):
+        WorkingSet(4096, 0)

@@ -14,14 +14,14 @@ from frames_operations import FRAMES
 from lifetime_operations import LIVES
 from operations import NO_DRIVER, OPERATIONS
 from protocol_operations import PROTOCOLS
-from working_operations import THREADED, WORKING
+from working_operations import WORKING
 from world import in_pools
 
 
 def everything():
     """Every operation of all tables, by name."""
     reads = {f"read {name}": in_pools(act, name) for name, act in NO_DRIVER.items()}
-    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS, WORKING, THREADED, FRAMES]
+    tables = [OPERATIONS, reads, ERRORS, LIVES, PROTOCOLS, WORKING, FRAMES]
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names)), "two operations have one name"
     return {name: operation for table in tables for name, operation in table.items()}
@@ -31,7 +31,7 @@ def everything():
 
 EXTENSION = managedmem._managedmem
 # CPython generates the members of these from their fields.
-INHERITED = {"MemoryInfo", "PageRun", "PlanEntry", "WorkingSetStats"}
+INHERITED = {"MemoryInfo", "PageRun", "PlanEntry"}
 NO_CALL = {"__doc__", "__module__", "__weakref__", "__new__", "__match_args__", "__dict__"}
 
 

@@ -1,4 +1,4 @@
-"""Operations of slabs and frames, over which managedmem.torch streams."""
+"""Operations of slabs and frames, over which working sets and managedmem.torch stream."""
 
 import gc
 
@@ -14,6 +14,7 @@ AT_HOME = frozenset(
         "cuEventCreate",
         "cuEventDestroy",
         "cuEventRecord",
+        "cuEventSynchronize",
         "cuMemHostUnregister",
         "cuMemcpyAsync",
         "cuStreamDestroy",
@@ -29,7 +30,9 @@ def parts_of(room, host_waits=False):
     home.lock()
     frames = _Frames(0, room, host_waits)
     for number in range(PARTS):
-        assert frames.add(home.handle + number * PAGE, PAGE, number == 0) == number
+        assert (
+            frames.add(home.handle + number * PAGE, PAGE, "read" if number else "write") == number
+        )
     return frames, home
 
 
@@ -43,10 +46,39 @@ def use_parts(w, host_waits=False):
     frames.end_round()
     frames.settle(stream)
     frames.changed(1, stream)
+    frames.wait()
     w.stream.sync()
     frames.close()
     assert frames.acquire(0, False, stream) == 0
     return frames.stats()[0]["room"]
+
+
+def change_parts(w):
+    frames, _home = parts_of(2 * PAGE)
+    frames.give_order((2, 1))
+    removed = [1]
+    frames.remove(removed)
+    assert removed == []
+    held = []
+    frames.acquire_all([0, 2], False, w.stream, held)
+    frames.release_all(held, False, w.stream, False)
+    frames.synchronize()
+    return frames.has(0)
+
+
+def add_managed_parts(w):
+    frames, numbers = _Frames(0, 2 * PAGE, False, True), []
+    try:
+        nbytes, _items, _exports = frames.add_targets([w.a[:PAGE], w.b[:PAGE]], "read", numbers)
+        assert (nbytes, numbers) == (2 * PAGE, [0, 1])
+    finally:
+        frames.close()
+
+
+def fill_a_slab(w):
+    slab = _Slab(0, PAGE, True)
+    slab.fill(0, 3, b"abc")
+    slab.fill(3, PAGE - 3, w.a[3:PAGE])
 
 
 def drop_in_use(w):
@@ -66,12 +98,19 @@ FRAMES = {
     "use parts in frames": Operation(
         use_parts,
         "_Slab _Slab.lock _Frames _Frames.add _Frames.acquire _Frames.release _Frames.changed "
-        "_Frames.begin_round _Frames.end_round _Frames.settle _Frames.stats _Frames.close",
+        "_Frames.begin_round _Frames.end_round _Frames.settle _Frames.wait _Frames.stats "
+        "_Frames.close",
         silent=AT_HOME,
     ),
-    "use parts on the host": Operation(
-        lambda w: use_parts(w, True), silent=AT_HOME | {"cuEventSynchronize"}
+    "change parts": Operation(
+        change_parts,
+        "_Frames.remove _Frames.acquire_all _Frames.release_all _Frames.synchronize _Frames.has "
+        "_Frames.give_order",
+        silent=AT_HOME,
     ),
+    "add managed parts": Operation(add_managed_parts, "_Frames.add_targets", silent=AT_HOME),
+    "fill a slab": Operation(fill_a_slab, "_Slab.fill"),
+    "use parts on the host": Operation(lambda w: use_parts(w, True), silent=AT_HOME),
     "frames dropped in use": Operation(drop_in_use, silent=AT_HOME),
     "read a slab": Operation(read_a_slab, "_Slab.handle _Slab.nbytes"),
     "a part that is none": Operation(

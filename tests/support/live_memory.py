@@ -23,6 +23,7 @@ def warm_up():
                 managedmem.prefetch(buffer, device, defer=True)
                 device.sync()
             managedmem.WorkingSet(1, device).close()
+            managedmem.ManagedWorkingSet(1, device).close()
 
 
 def settle():

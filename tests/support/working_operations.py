@@ -1,109 +1,119 @@
-"""Operations of working sets.
-
-Those in WORKING end without a command that a set's thread has to carry out, so that the number of
-their driver calls is certain. THREADED has the others.
-"""
+"""Operations of working sets, over frames and over managed memory."""
 
 import gc
+from array import array
 
 from constants import PAGE
-from managedmem import CUDAError, WorkingSet
-from world import MOVES, SIZE, ZERO, Operation
+from contents import pattern
+from frames_operations import AT_HOME
+from managedmem import ManagedWorkingSet, WorkingSet
+from world import MOVES, SIZE, WRITES, ZERO, Operation
+
+# A use of managed memory that is not prefetched meets page faults.
+BY_FAULTS = AT_HOME | {
+    "cuLaunchHostFunc",
+    "cuMemDiscardAndPrefetchBatchAsync",
+    "cuMemPrefetchAsync",
+    "cuPointerGetAttributes",
+}
 
 
-def ended(act):
-    """An operation on a set of its own, which is closed at the end, or at the second try."""
+class Doubles:
+    """An array of the host, by a protocol; numpy may be missing."""
 
-    def act_and_end(w):
-        working = WorkingSet(2 * SIZE, ZERO)
-        try:
-            act(w, working)
-        finally:
-            try:
-                working.close()
-            except (CUDAError, MemoryError):
-                working.close()
-                raise
-
-    return act_and_end
+    def __init__(self, count):
+        self._memory = array("d", [0.5] * count)
+        start, _ = self._memory.buffer_info()
+        self.shape, self.dtype = (count,), "float64"
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": "<f8",
+            "data": (start, False),
+        }
 
 
-def use_all(w, working):
-    groups = [
-        working.add(w.a, "read", "a", at_home=True),
-        working.add([w.b[:PAGE], w.b[PAGE : 2 * PAGE]], "write"),
-        working.add(w.large[:PAGE], "scratch"),
+def groups_of(w, working):
+    """Groups of each access, of memory of the host and of the device."""
+    return [
+        working.add(w.a, name="a"),
+        working.add({"w": w.b, "x": Doubles(PAGE)}, "write"),
+        working.add([w.large[:SIZE]], "scratch"),
     ]
+
+
+def managed_groups_of(w, working):
+    return [
+        working.add(w.c, name="c"),
+        working.add([w.large[:PAGE], w.large[PAGE : 2 * PAGE]], "write"),
+        working.add(w.large[4 * PAGE :][:SIZE], "scratch"),
+    ]
+
+
+def use_all(working, groups, stream):
     working.order = groups
-    with groups[0].use(stream=w.stream):
-        groups[1].acquire(access="read")
-        groups[1].release(stream=w.stream)
-    with groups[2].use():
-        pass
-    with groups[1].use(access="write"):
+    for group in groups:
+        use = group.use(stream=stream)
+        late = use.arrays
+        use.close()
+        del use, late
+    with groups[1].use_on_host():
         pass
     working.remove(groups[1])
-    w.stream.sync()
+    stream.sync()
 
 
-def use_to_write(w, working):
-    working.add(w.a).use(access="write")
+def use_nested(w):
+    with WorkingSet(SIZE, ZERO) as working:
+        first, second = working.add(w.a, "write"), working.add(w.b, "write")
+        with first.use(stream=w.stream), second.use(access="read"), second.use():
+            pass
+        with second.use_on_host(access="write"):
+            pass
+
+
+def use_a_set(w):
+    with WorkingSet(2 * SIZE, ZERO) as working:
+        use_all(working, groups_of(w, working), w.stream)
+
+
+def use_a_managed_set(w):
+    with ManagedWorkingSet(2 * SIZE, ZERO) as working:
+        use_all(working, managed_groups_of(w, working), w.stream)
 
 
 def drop_a_set(w):
-    WorkingSet(SIZE, ZERO).add(w.a).acquire(stream=w.stream)
-    w.stream.sync()  # the thread has loaded the group
+    use = WorkingSet(SIZE, ZERO).add(w.a, "write").use(stream=w.stream)
+    late = use.arrays
+    del use, late
     gc.collect()
-
-
-def read_a_group(w, working):
-    group = working.add(w.a, name="a")
-    assert [*working] == [group] and len(working) == 1
-    return (
-        *(group.name, group.nbytes, group.access, group.is_resident, repr(group)),
-        group.set is working,
-    )
 
 
 def read_a_set(w):
     with WorkingSet(SIZE, ZERO) as working:
         assert working.budget == SIZE and working.device == ZERO and working.nbytes == 0
-        assert working.order is None and not working.is_closed and len(working) == 0
         working.order = []
-        return working.stats(), repr(working), [*working]
+        group = working.add(w.a, name="a")
+        with group.use_on_host() as (home,):
+            assert bytes(home) == pattern(SIZE, 0) or bytes(home) == pattern(SIZE, 1)
+        return working.stats(), repr(working), [*working], group.is_resident, repr(group)
 
 
-# A set goes on, or ends, without these.
-WITHOUT = frozenset({"cuStreamQuery"})
 WORKING = {
+    "use a working set": Operation(use_a_set, silent=AT_HOME),
+    "use a working set without room": Operation(use_nested, silent=AT_HOME),
+    "use a managed working set": Operation(
+        use_a_managed_set, silent=BY_FAULTS, may_change=MOVES | WRITES
+    ),
     "a working set without groups": Operation(
-        read_a_set,
-        "WorkingSet WorkingSet.budget WorkingSet.device WorkingSet.nbytes WorkingSet.order "
-        "WorkingSet.is_closed WorkingSet.__len__ WorkingSet.__iter__ WorkingSet.stats "
-        "WorkingSet.__repr__ WorkingSet.__enter__ WorkingSet.__exit__ WorkingSet.close",
-        silent=WITHOUT,
+        lambda w: WorkingSet(PAGE, ZERO).close(), silent=AT_HOME
     ),
-    "a working set of no bytes": Operation(lambda w: WorkingSet(0), raises=ValueError),
+    "read a working set": Operation(read_a_set, silent=AT_HOME),
+    "a working set dropped in use": Operation(drop_a_set, silent=AT_HOME),
+    "a working set of no bytes": Operation(
+        lambda w: WorkingSet(0, ZERO), raises=ValueError, faults=0
+    ),
     "a group of no memory": Operation(
-        ended(lambda w, working: working.add(object())), raises=TypeError, silent=WITHOUT
+        lambda w: WorkingSet(PAGE, ZERO).add(object()), raises=TypeError, silent=AT_HOME
     ),
-}
-THREADED = {
-    "use a working set": Operation(
-        ended(use_all),
-        "WorkingSet.add WorkingGroup WorkingGroup.use WorkingGroup.acquire WorkingGroup.release "
-        "WorkingSet.remove "
-        "WorkingUse WorkingUse.__enter__ WorkingUse.__exit__",
-        may_change=MOVES,
-    ),
-    "read a group": Operation(
-        ended(read_a_group),
-        "WorkingGroup.name WorkingGroup.nbytes WorkingGroup.access WorkingGroup.is_resident "
-        "WorkingGroup.set WorkingGroup.__repr__",
-        may_change=MOVES,
-    ),
-    "an access that a group does not have": Operation(
-        ended(use_to_write), raises=ValueError, may_change=MOVES
-    ),
-    "a working set dropped": Operation(drop_a_set, may_change=MOVES),
 }

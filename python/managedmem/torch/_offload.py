@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError, Device
+from managedmem._limits import read_budget
 from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._moving import _blocks, _swap
 from managedmem.torch._offload_arguments import (
@@ -29,7 +30,6 @@ from managedmem.torch._offload_arguments import (
     checked_optimizer,
     chosen_blocks,
     homes_of,
-    read_budget,
     tensors_of,
 )
 from managedmem.torch._offload_children import Claim, check_claims
@@ -310,6 +310,7 @@ _NO_FRAMES = dict.fromkeys(
     (
         "room",
         "present",
+        "kept",
         "parts",
         "acquired",
         "hits",
@@ -481,7 +482,8 @@ class Offload:
         """End the offloading: the module is as it was before, with its present values.
 
         Removes the hooks, and moves parameters, buffers, gradients and the optimizer's state to the
-        device where they were, in plain memory; tensors that were in managed memory return to it.
+        device where they were, in plain memory; tensors of the module that were in managed memory
+        return to it. The state does not: call to_managed() of the optimizer again.
         Waits for the device. A UserWarning tells of writes despite read_only=True. Does nothing the
         second time. After an error, such as too little memory on that device, everything can be
         used where it is, and remove() can be called again. Driver: cuMemcpyAsync, cuCtxSynchronize,

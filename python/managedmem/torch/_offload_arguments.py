@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import SupportsIndex, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,34 +18,6 @@ from managedmem.torch._offload_optimizer import innermost
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import is_called
 from managedmem.torch._tensors import Found
-
-
-def read_budget(budget: SupportsIndex | str) -> int | None:
-    """The bytes that an argument names; None for "auto"."""
-    if isinstance(budget, str):
-        return None if budget.strip().lower() == "auto" else _bytes_in(budget)
-    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
-        raise TypeError(
-            f"budget must be a number of bytes or text such as '4 GiB' or 'auto', got {budget!r}"
-        )
-    limit = operator.index(budget)
-    if limit <= 0:
-        raise ValueError(f"budget must be a positive number of bytes, got {limit}")
-    return limit
-
-
-def _bytes_in(text: str) -> int:
-    """The bytes of a text such as "2.5 GiB"."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b\s*", text, re.IGNORECASE)
-    nbytes = 0
-    if found is not None:
-        power = " kmgt".index(found[2].lower() or " ")
-        nbytes = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
-    if nbytes <= 0:
-        raise ValueError(
-            f"budget must be a number of bytes or text such as '4 GiB' or 'auto', got {text!r}"
-        )
-    return nbytes
 
 
 def asked_places(model: nn.Module, places: object) -> dict[int, Place]:

@@ -104,7 +104,7 @@ class FramedPart:
         self.nbytes = max(s.data_ptr() - self.start + s.nbytes() for s in self.storages)
         # Tensors that were made in inference mode count no writes.
         self.tensors = [t for t in tensors if not t.is_inference()]
-        self.number = frames.add(self.start, self.nbytes, is_written)
+        self.number = frames.add(self.start, self.nbytes, "write" if is_written else "read")
         self.uses = 0
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         self.is_written = False  # by a use that is over, while others go on
@@ -119,34 +119,47 @@ class FramedPart:
         with self.lock:
             if self.uses == 0 and self._count_writes() != self.writes:
                 self.note_writes(stream)
-        address = self.frames.acquire(self.number, writes, stream or 0)
-        if address == 0:
-            return False
-        with self.lock:
-            self.uses += 1
-            self._point_to(address)
+        held: list[int] = []  # changed in calls of the engine, between which signals come
+        counted = False
+        try:
+            (address,) = self.frames.acquire_all([self.number], writes, stream or 0, held)
+            if address == 0:
+                return False
+            with self.lock:
+                self.uses += 1
+                counted = True
+                self._point_to(address)
+        except BaseException:
+            self._end(counted)
+            self.frames.release_all(held, False, stream or 0, False)
+            raise
         return True
 
     def release(self, stream: int | None, written: bool) -> bool:
         """End a use; True if the part is on its way home, for which settle() waits.
 
-        If the driver refuses the way home, the part stays in its frame.
+        If the driver refuses, the part stays in its frame.
         """
         with self.lock:
             counted = self._count_writes() != self.writes
             self.is_written = self.is_written or written or self.is_unwatched or counted
-            if self.uses == 1 and self.is_written:
-                self.frames.release(self.number, True, stream or 0)
-                self.is_written = False
-                self.writes = self._count_writes()
-                self.uses = 0
-                self._point_to(self.start)
-                return True
-            self.uses -= 1
+            sends = self.uses == 1 and self.is_written
+            held = [self.number]
+            try:
+                self.frames.release_all(held, sends, stream or 0, False)
+            finally:
+                if not held:  # also if a signal came behind it
+                    if sends:
+                        self.is_written = False
+                        self.writes = self._count_writes()
+                    self._end(True)
+        return sends
+
+    def _end(self, counted: bool) -> None:
+        with self.lock:
+            self.uses -= counted
             if self.uses == 0:
                 self._point_to(self.start)
-        self.frames.release(self.number, False, stream or 0)
-        return False
 
     def note_writes(self, stream: int | None) -> None:
         """The work on the stream may have written the tensors at home."""

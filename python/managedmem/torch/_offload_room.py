@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 
+from managedmem._limits import host_available
 from managedmem.torch._offload_places import Target
 from managedmem.torch._tensors import Found
 
@@ -50,34 +49,3 @@ def _by_target(homes: list[tuple[Target, nn.Module, str, Found]]) -> dict[Target
     for target, _, _, found in homes:
         result.setdefault(target, []).extend(found)
     return result
-
-
-def host_available() -> int | None:
-    """Bytes of host memory that can be had, within the limit of a container; None if unknown."""
-    found = [each for each in (_available(), _left_in_container()) if each is not None]
-    return min(found, default=None)
-
-
-def _available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(sizes[0]) * 1024 if sizes else None
-
-
-def _left_in_container() -> int | None:
-    """What the limit of the control group leaves, of version 2 or 1."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        root = Path("/sys/fs/cgroup")
-        try:
-            most = (root / limit).read_text().strip()
-            if most != "max":
-                return max(0, int(most) - int((root / used).read_text()))
-        except (OSError, ValueError):
-            continue
-    return None

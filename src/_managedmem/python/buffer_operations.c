@@ -165,6 +165,9 @@ check_foreign_side(const mm_buffer *b, PyObject *value, bool writable, const mm_
                                  "would change their values: convert it, as "
                                  "array.astype(array.dtype.newbyteorder(\"=\")) does");
     }
+    if (side->lazy) {
+        return mm_refuse_foreign(PyExc_ValueError, value, MM_LAZY_TENSOR);
+    }
     if (side->strided) {
         return mm_refuse_foreign(
             PyExc_ValueError, value,

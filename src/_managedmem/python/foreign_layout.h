@@ -9,12 +9,17 @@
 
 enum { MM_FOREIGN_DIMENSIONS = 64 };
 
+#define MM_LAZY_TENSOR                                                                      \
+    "is a lazy conjugate or negative, whose values are not those in memory: make it plain " \
+    "with resolve_conj().resolve_neg() first"
+
 /* One target that is not a ManagedBuffer. */
 typedef struct {
     mm_range range;
     bool dense; /* no gaps */
     bool strided; /* not C-contiguous: a copy of the bytes would be another array */
     bool swapped; /* elements of the other byte order */
+    bool lazy; /* a tensor whose values are the conjugates or negatives of what lies in memory */
     bool read_only;
     bool vouched; /* the object keeps its memory alive, also system memory */
     bool ordered; /* set by the caller: the work must follow that of the producer */

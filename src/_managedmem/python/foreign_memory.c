@@ -113,6 +113,30 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
     return mm_read_address(address, &first) < 0 ? -1 : mm_read_extent(value, first, &layout, out);
 }
 
+/* True if a method of the tensor says so; a class without it is no lazy one. */
+static int
+ask_tensor(PyObject *value, const char *method)
+{
+    PyObject *answer = PyObject_CallMethod(value, method, NULL);
+    int rc = answer != NULL ? PyObject_IsTrue(answer) : clear_refusal() ? 0 : -1;
+
+    Py_XDECREF(answer);
+    return rc;
+}
+
+/* Only for those who copy the contents. */
+static int
+read_laziness(PyObject *value, mm_foreign *out)
+{
+    int rc = ask_tensor(value, "is_conj");
+
+    if (rc == 0) {
+        rc = ask_tensor(value, "is_neg");
+    }
+    out->lazy = rc > 0;
+    return rc;
+}
+
 /* Calls the tensor's own methods, because its __cuda_array_interface__ raises for tensors that
  * require grad, tensors on the CPU, and element types that NumPy lacks. */
 static int
@@ -131,6 +155,9 @@ read_tensor(mm_state *state, PyObject *value, mm_foreign *out)
     Py_XDECREF(strides);
     Py_XDECREF(width);
     out->vouched = true;
+    if (rc == 0 && out->ordered) {
+        rc = read_laziness(value, out);
+    }
     return rc < 0 ? -1 : 1;
 }
 

@@ -1,143 +1,10 @@
-/* frames_object.c: the types _Slab and _Frames, over which managedmem.torch streams the parts of a
- * model. */
+/* frames_object.c: the type _Frames, over which working sets and managedmem.torch stream memory. */
+#include <stdlib.h>
+
 #include "../working/part_frames.h"
-#include "../working/slab.h"
 #include "args.h"
-#include "foreign_stream.h"
-
-/* --- _Slab -------------------------------------------------------------------------------- */
-
-typedef struct {
-    PyObject_HEAD
-    mm_slab *slab;
-} slab_object;
-
-static slab_object *
-slab_of(PyObject *op)
-{
-    return (slab_object *)op;
-}
-
-static mm_slab *
-make_slab(mm_driver *cu, int device, size_t size, bool on_host, mm_status *st)
-{
-    return on_host ? mm_slab_on_host(device, size, st) : mm_slab_on_device(cu, device, size, st);
-}
-
-static PyObject *
-slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    enum { DEVICE, NBYTES, ON_HOST, ARGC };
-    static const char *const names[ARGC] = {
-        [DEVICE] = "device", [NBYTES] = "nbytes", [ON_HOST] = "on_host"};
-    static const mm_parameters parameters = {
-        .function = "_Slab", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
-    mm_state *state = mm_type_state(type);
-    PyObject *argv[ARGC], *self;
-    bool on_host = false;
-    mm_driver *cu;
-    size_t size, device;
-    mm_slab *slab;
-    mm_status st;
-
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
-        || mm_read_size(argv[DEVICE], "device", &device) < 0
-        || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
-        || mm_read_flag(state, argv[ON_HOST], "on_host", &on_host) < 0
-        || (cu = mm_open(state)) == NULL) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    slab = make_slab(cu, (int)device, size, on_host, &st);
-    Py_END_ALLOW_THREADS
-    if (slab == NULL) {
-        return mm_raise(state, &st);
-    }
-    self = mm_alloc_object(type);
-    if (self == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        mm_slab_free(slab);
-        Py_END_ALLOW_THREADS
-        return NULL;
-    }
-    slab_of(self)->slab = slab;
-    return self;
-}
-
-static void
-slab_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    Py_BEGIN_ALLOW_THREADS
-    mm_slab_free(slab_of(op)->slab);
-    Py_END_ALLOW_THREADS
-    mm_free_object(op);
-}
-
-static PyObject *
-slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
-{
-    mm_state *state = mm_type_state(Py_TYPE(op));
-    mm_driver *cu = mm_open(state);
-    mm_status st;
-    int rc;
-
-    if (cu == NULL) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_slab_lock(cu, slab_of(op)->slab, &st);
-    Py_END_ALLOW_THREADS
-    return mm_none_or_raise(state, rc, &st);
-}
-
-static PyObject *
-slab_get_handle(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromUnsignedLongLong(slab_of(op)->slab->start);
-}
-
-static PyObject *
-slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(slab_of(op)->slab->size);
-}
-
-PyDoc_STRVAR(
-    slab_doc,
-    "_Slab(device, nbytes, on_host)\n--\n\n"
-    "Plain memory that is freed with its last reference: on the device, or host memory that\n"
-    "lock() page-locks, so that the device reaches it.");
-
-static PyMethodDef slab_methods[] = {
-    {"lock", slab_lock, METH_NOARGS, "lock($self, /)\n--\n\nPage-lock memory of the host."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef slab_properties[] = {
-    {"handle", slab_get_handle, NULL, "The address.", NULL},
-    {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-/* clang-format off */
-static PyType_Slot slab_slots[] = {
-    {Py_tp_doc, (void *)slab_doc},
-    {Py_tp_new, slab_new},
-    {Py_tp_dealloc, slab_dealloc},
-    {Py_tp_traverse, mm_traverse_type},
-    {Py_tp_methods, slab_methods},
-    {Py_tp_getset, slab_properties},
-    {0, NULL},
-};
-/* clang-format on */
-
-static PyType_Spec slab_spec = {
-    .name = "managedmem._managedmem._Slab",
-    .basicsize = sizeof(slab_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = slab_slots,
-};
+#include "stream_object.h"
+#include "targets.h"
 
 /* --- _Frames ------------------------------------------------------------------------------ */
 
@@ -162,17 +29,19 @@ open_frames_of(PyObject *op)
 static PyObject *
 frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    enum { DEVICE, NBYTES, HOST_WAITS, ARGC };
-    static const char *const names[ARGC] = {
-        [DEVICE] = "device", [NBYTES] = "nbytes", [HOST_WAITS] = "host_waits"};
+    enum { DEVICE, NBYTES, HOST_WAITS, IS_MANAGED, ARGC };
+    static const char *const names[ARGC] = {[DEVICE] = "device",
+                                            [NBYTES] = "nbytes",
+                                            [HOST_WAITS] = "host_waits",
+                                            [IS_MANAGED] = "is_managed"};
     static const mm_parameters parameters = {.function = "_Frames",
                                              .names = names,
-                                             .required = ARGC,
+                                             .required = IS_MANAGED,
                                              .positional = ARGC,
                                              .total = ARGC};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC], *self;
-    bool host_waits = false;
+    bool host_waits = false, is_managed = false;
     mm_frames *frames;
     mm_driver *cu;
     size_t size, device;
@@ -182,11 +51,13 @@ frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         || mm_read_size(argv[DEVICE], "device", &device) < 0
         || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
         || mm_read_flag(state, argv[HOST_WAITS], "host_waits", &host_waits) < 0
+        || (argv[IS_MANAGED] != NULL
+            && mm_read_flag(state, argv[IS_MANAGED], "is_managed", &is_managed) < 0)
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    frames = mm_frames_new(cu, (int)device, size, host_waits, &st);
+    frames = mm_frames_new(cu, (int)device, size, host_waits, is_managed, &st);
     Py_END_ALLOW_THREADS
     if (frames == NULL) {
         return mm_raise(state, &st);
@@ -212,18 +83,35 @@ frames_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
+static int
+read_part_access(PyObject *value, mm_part_access *out)
+{
+    static const char *const names[] = {
+        [MM_PART_READ] = "read", [MM_PART_WRITE] = "write", [MM_PART_SCRATCH] = "scratch"};
+
+    for (mm_part_access a = MM_PART_READ; PyUnicode_Check(value) && a <= MM_PART_SCRATCH; a++) {
+        if (PyUnicode_CompareWithASCIIString(value, names[a]) == 0) {
+            *out = a;
+            return 0;
+        }
+    }
+    PyErr_Format(PyExc_ValueError, "access must be \"read\", \"write\" or \"scratch\", got %R",
+                 value);
+    return -1;
+}
+
 static PyObject *
 frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { HOME, NBYTES, IS_WRITTEN, ARGC };
+    enum { HOME, NBYTES, ACCESS, NUMBERS, ARGC };
     static const char *const names[ARGC] = {
-        [HOME] = "home", [NBYTES] = "nbytes", [IS_WRITTEN] = "is_written"};
+        [HOME] = "home", [NBYTES] = "nbytes", [ACCESS] = "access", [NUMBERS] = "numbers"};
     static const mm_parameters parameters = {
-        .function = "add", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
+        .function = "add", .names = names, .required = NUMBERS, .positional = ARGC, .total = ARGC};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
-    bool is_written = false;
-    PyObject *argv[ARGC];
+    PyObject *argv[ARGC], *number;
+    mm_part_access access;
     CUdeviceptr home;
     uint32_t part = 0;
     size_t size;
@@ -232,13 +120,115 @@ frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || mm_read_address_range(argv[HOME], argv[NBYTES], &home, &size) < 0
-        || mm_read_flag(state, argv[IS_WRITTEN], "is_written", &is_written) < 0) {
+        || read_part_access(argv[ACCESS], &access) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_frames_add(frames, home, size, is_written, &part, &st);
+    rc = mm_frames_add(frames, home, size, access, &part, &st);
     Py_END_ALLOW_THREADS
-    return rc < 0 ? mm_raise(state, &st) : PyLong_FromUnsignedLong(part);
+    number = rc < 0 ? mm_raise(state, &st) : PyLong_FromUnsignedLong(part);
+    if (number != NULL && argv[NUMBERS] != NULL && PyList_Append(argv[NUMBERS], number) < 0) {
+        Py_CLEAR(number);
+    }
+    return number;
+}
+
+/* Adds a part for each range that is not empty, and its number to the list. */
+static int
+add_ranges(mm_frames *frames, const mm_targets *t, mm_part_access access, PyObject *numbers)
+{
+    for (size_t i = 0; i < t->batch.count; i++) {
+        const mm_range range = t->batch.transfers[i].range;
+        PyObject *number = NULL;
+        uint32_t part;
+        mm_status st;
+        int rc;
+        if (range.size == 0) {
+            continue;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        rc = mm_frames_add(frames, range.start, range.size, access, &part, &st);
+        Py_END_ALLOW_THREADS
+        if (mm_raise_failure(t->state, rc, &st) < 0
+            || (number = PyLong_FromUnsignedLong(part)) == NULL
+            || PyList_Append(numbers, number) < 0) {
+            Py_XDECREF(number);
+            return -1; /* the caller removes those that were added */
+        }
+        Py_DECREF(number);
+    }
+    return 0;
+}
+
+/* Parts and ranges that are not empty have the same order. The caller keeps the items. */
+static int
+guard_parts(mm_frames *frames, const mm_targets *t, PyObject *numbers)
+{
+    Py_ssize_t next = 0;
+
+    for (size_t i = 0; i < t->batch.count; i++) {
+        PyObject *item = PyTuple_GetItem(t->items, (Py_ssize_t)i), *number;
+        if (t->batch.transfers[i].range.size == 0) {
+            continue;
+        }
+        number = PyList_GetItem(numbers, next++);
+        if (number == NULL) {
+            return -1;
+        }
+        if (mm_is_buffer(t->state, item)) {
+            const uint32_t part = (uint32_t)PyLong_AsUnsignedLong(number);
+            Py_BEGIN_ALLOW_THREADS
+            mm_frames_guard(frames, part, &mm_buffer_of(item)->memory->guard);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    return 0;
+}
+
+static size_t
+bytes_of_targets(const mm_targets *t)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < t->batch.count; i++) {
+        bytes += t->batch.transfers[i].range.size;
+    }
+    return bytes;
+}
+
+static PyObject *
+frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { TARGETS, ACCESS, NUMBERS, ARGC };
+    static const char *const names[ARGC] = {
+        [TARGETS] = "targets", [ACCESS] = "access", [NUMBERS] = "numbers"};
+    static const mm_parameters parameters = {.function = "add_targets",
+                                             .names = names,
+                                             .required = ARGC,
+                                             .positional = ARGC,
+                                             .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_frames *frames = open_frames_of(op);
+    PyObject *argv[ARGC], *kept = NULL;
+    mm_part_access access;
+    mm_targets t;
+
+    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || read_part_access(argv[ACCESS], &access) < 0
+        || mm_targets_read(state, argv[TARGETS], access == MM_PART_SCRATCH ? MM_DISCARD : MM_QUERY,
+                           &t)
+               < 0) {
+        return NULL;
+    }
+    if (mm_targets_hold_roots(&t) == 0 && add_ranges(frames, &t, access, argv[NUMBERS]) == 0) {
+        kept = Py_BuildValue("(nOO)", (Py_ssize_t)bytes_of_targets(&t), t.items,
+                             t.exports != NULL ? t.exports : Py_None);
+    }
+    if (kept != NULL && guard_parts(frames, &t, argv[NUMBERS]) < 0) {
+        Py_CLEAR(kept);
+    }
+    mm_targets_release(&t);
+    return kept;
 }
 
 static int
@@ -261,41 +251,45 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part)
     return 0;
 }
 
-/* The arguments of a use: the number of a part, a flag and the handle of a stream. */
+/* The arguments of acquire() and release(), whose stream is entered. */
 static int
 read_frames_use(PyObject *op, const mm_parameters *parameters, PyObject *const *args,
-                Py_ssize_t nargs, PyObject *kwnames, uint32_t *part, bool *flag, CUstream *stream)
+                Py_ssize_t nargs, PyObject *kwnames, PyObject **argv, uint32_t *part, bool *flag,
+                mm_stream_use *stream)
 {
-    enum { PART, FLAG, STREAM, ARGC };
-    PyObject *argv[ARGC];
+    enum { PART, FLAG, STREAM };
+    mm_state *state = mm_type_state(Py_TYPE(op));
 
     if (mm_args(parameters, args, nargs, kwnames, argv) < 0
         || read_part_number(op, argv[PART], part) < 0
-        || mm_read_flag(mm_type_state(Py_TYPE(op)), argv[FLAG], parameters->names[FLAG], flag) < 0
-        || mm_read_stream_handle(argv[STREAM], "stream", stream) < 0) {
+        || mm_read_flag(state, argv[FLAG], parameters->names[FLAG], flag) < 0) {
         return -1;
     }
-    return 0;
+    return mm_stream_read_and_enter(state, argv[STREAM], stream);
 }
 
 static PyObject *
 frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"part", "writes", "stream"};
+    enum { ARGC = 3 };
+    static const char *const names[ARGC] = {"part", "writes", "stream"};
     static const mm_parameters parameters = {
-        .function = "acquire", .names = names, .required = 3, .positional = 3, .total = 3};
+        .function = "acquire", .names = names, .required = 3, .positional = 3, .total = ARGC};
     mm_frames *frames = open_frames_of(op);
-    CUstream stream = NULL;
+    PyObject *argv[ARGC];
+    mm_stream_use stream;
     CUdeviceptr address;
     bool writes = false;
     uint32_t part;
 
     if (frames == NULL
-        || read_frames_use(op, &parameters, args, nargs, kwnames, &part, &writes, &stream) < 0) {
+        || read_frames_use(op, &parameters, args, nargs, kwnames, argv, &part, &writes, &stream)
+               < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    address = mm_frames_acquire(frames, part, writes, stream);
+    address = mm_frames_acquire(frames, part, writes, stream.handle);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     return PyLong_FromUnsignedLongLong(address);
 }
@@ -303,23 +297,252 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 static PyObject *
 frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"part", "written", "stream"};
-    static const mm_parameters parameters = {
-        .function = "release", .names = names, .required = 3, .positional = 3, .total = 3};
+    enum { ARGC = 3 };
+    static const char *const names[ARGC] = {"part", "written", "stream"};
+    static const mm_parameters parameters = {.function = "release",
+                                             .names = names,
+                                             .required = ARGC,
+                                             .positional = ARGC,
+                                             .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
-    CUstream stream = NULL;
     bool written = false;
+    PyObject *argv[ARGC];
+    mm_stream_use stream;
     uint32_t part;
     mm_status st;
     int rc;
 
     if (frames == NULL
-        || read_frames_use(op, &parameters, args, nargs, kwnames, &part, &written, &stream) < 0) {
+        || read_frames_use(op, &parameters, args, nargs, kwnames, argv, &part, &written, &stream)
+               < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_frames_release(frames, part, written, stream, &st);
+    rc = mm_frames_release(frames, part, written, false, stream.handle, &st);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
+    return mm_none_or_raise(state, rc, &st);
+}
+
+/* Numbers of a list or tuple, for the caller to free; NULL with an exception. */
+static uint32_t *
+read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
+{
+    PyObject *given = PySequence_Tuple(value);
+    uint32_t *parts = NULL;
+
+    if (given == NULL) {
+        return NULL;
+    }
+    *count = PyTuple_Size(given);
+    parts = calloc((size_t)*count + 1, sizeof *parts);
+    if (parts == NULL) {
+        (void)PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; parts != NULL && i < *count; i++) {
+        if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i]) < 0) {
+            free(parts);
+            parts = NULL;
+        }
+    }
+    Py_DECREF(given);
+    return parts;
+}
+
+/* Takes `done` numbers out of the front of a list. */
+static int
+cut_list(PyObject *list, Py_ssize_t done)
+{
+    return done > 0 ? PyList_SetSlice(list, 0, done, NULL) : 0;
+}
+
+/* Removes the parts, and takes their numbers out of the list: a signal cannot come between. */
+static PyObject *
+frames_remove(PyObject *op, PyObject *value)
+{
+    mm_frames *frames = open_frames_of(op);
+    Py_ssize_t count = 0, done = 0;
+    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, &count) : NULL;
+    mm_status st;
+    int rc = 0;
+
+    if (parts == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    while (rc == 0 && done < count) {
+        rc = mm_frames_remove(frames, parts[done], &st);
+        done += rc == 0;
+    }
+    Py_END_ALLOW_THREADS
+    free(parts);
+    if (cut_list(value, done) < 0) {
+        return NULL;
+    }
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+}
+
+/* Stores the addresses of parts in a tuple, and appends the numbers of those in frames to a list. */
+static PyObject *
+list_acquired(const uint32_t *parts, const CUdeviceptr *addresses, Py_ssize_t count,
+              PyObject *held)
+{
+    PyObject *found = PyTuple_New(count);
+
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        PyObject *address = PyLong_FromUnsignedLongLong(addresses[i]);
+        PyObject *number = addresses[i] != 0 ? PyLong_FromUnsignedLong(parts[i]) : NULL;
+        if (address == NULL || PyTuple_SetItem(found, i, address) < 0
+            || (addresses[i] != 0 && (number == NULL || PyList_Append(held, number) < 0))) {
+            Py_CLEAR(found);
+        }
+        Py_XDECREF(number);
+    }
+    return found;
+}
+
+static PyObject *
+acquire_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, bool writes,
+              const mm_stream_use *stream, PyObject *held)
+{
+    CUdeviceptr *addresses = calloc((size_t)count + 1, sizeof *addresses);
+    PyObject *found;
+    mm_status ignored;
+
+    if (addresses == NULL) {
+        mm_stream_leave(stream);
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count; i++) {
+        addresses[i] = mm_frames_acquire(frames, parts[i], writes, stream->handle);
+    }
+    mm_stream_leave(stream);
+    Py_END_ALLOW_THREADS
+    found = list_acquired(parts, addresses, count, held);
+    if (found == NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i++) {
+            if (addresses[i] != 0) {
+                MM_IGNORE(mm_frames_release(frames, parts[i], false, false, NULL, &ignored));
+            }
+        }
+        Py_END_ALLOW_THREADS
+        MM_IGNORE(PyList_SetSlice(held, 0, PyList_Size(held), NULL));
+    }
+    free(addresses);
+    return found;
+}
+
+/* As acquire() of each part; a signal comes before all of it or behind it. */
+static PyObject *
+frames_acquire_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { PARTS, WRITES, STREAM, HELD, ARGC };
+    static const char *const names[ARGC] = {"parts", "writes", "stream", "held"};
+    static const mm_parameters parameters = {.function = "acquire_all",
+                                             .names = names,
+                                             .required = ARGC,
+                                             .positional = ARGC,
+                                             .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_frames *frames = open_frames_of(op);
+    PyObject *argv[ARGC], *found = NULL;
+    mm_stream_use stream;
+    bool writes = false;
+    Py_ssize_t count = 0;
+    uint32_t *parts;
+
+    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_flag(state, argv[WRITES], "writes", &writes) < 0
+        || (parts = read_part_numbers(op, argv[PARTS], &count)) == NULL) {
+        return NULL;
+    }
+    if (mm_stream_read_and_enter(state, argv[STREAM], &stream) == 0) {
+        found = acquire_parts(frames, parts, count, writes, &stream, argv[HELD]);
+    }
+    free(parts);
+    return found;
+}
+
+/* As release() of each part; takes the numbers of those that are released out of the list. */
+static PyObject *
+frames_release_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { HELD, WRITTEN, STREAM, GOES_ON, ARGC };
+    static const char *const names[ARGC] = {"held", "written", "stream", "goes_on"};
+    static const mm_parameters parameters = {.function = "release_all",
+                                             .names = names,
+                                             .required = ARGC,
+                                             .positional = ARGC,
+                                             .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_frames *frames = open_frames_of(op);
+    bool written = false, goes_on = false;
+    Py_ssize_t count = 0, done = 0;
+    PyObject *argv[ARGC];
+    mm_stream_use stream;
+    uint32_t *parts;
+    mm_status st;
+    int rc = 0;
+
+    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_flag(state, argv[WRITTEN], "written", &written) < 0
+        || mm_read_flag(state, argv[GOES_ON], "goes_on", &goes_on) < 0
+        || (parts = read_part_numbers(op, argv[HELD], &count)) == NULL) {
+        return NULL;
+    }
+    if (mm_stream_read_and_enter(state, argv[STREAM], &stream) < 0) {
+        free(parts);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    while (rc == 0 && done < count) {
+        rc = mm_frames_release(frames, parts[done], written, goes_on, stream.handle, &st);
+        done += rc == 0;
+    }
+    mm_stream_leave(&stream);
+    Py_END_ALLOW_THREADS
+    free(parts);
+    if (!goes_on && cut_list(argv[HELD], done) < 0) {
+        return NULL;
+    }
+    return mm_none_or_raise(state, rc, &st);
+}
+
+static PyObject *
+frames_has(PyObject *op, PyObject *value)
+{
+    mm_frames *frames = open_frames_of(op);
+    uint32_t part;
+    bool present;
+
+    if (frames == NULL || read_part_number(op, value, &part) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    present = mm_frames_have(frames, part);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(present);
+}
+
+static PyObject *
+frames_give_order(PyObject *op, PyObject *value)
+{
+    mm_frames *frames = open_frames_of(op);
+    Py_ssize_t count = 0;
+    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, &count) : NULL;
+    mm_status st;
+    int rc;
+
+    if (parts == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_frames_give_order(frames, parts, (size_t)count, &st);
+    Py_END_ALLOW_THREADS
+    free(parts);
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
@@ -327,16 +550,18 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 static PyObject *
 call_with_stream(PyObject *op, PyObject *value, int (*call)(mm_frames *, CUstream, mm_status *))
 {
+    mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
-    CUstream stream = NULL;
+    mm_stream_use stream;
     mm_status st;
     int rc;
 
-    if (frames == NULL || mm_read_stream_handle(value, "stream", &stream) < 0) {
+    if (frames == NULL || mm_stream_read_and_enter(state, value, &stream) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = call(frames, stream, &st);
+    rc = call(frames, stream.handle, &st);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
@@ -351,6 +576,35 @@ static PyObject *
 frames_begin_round(PyObject *op, PyObject *value)
 {
     return call_with_stream(op, value, mm_frames_begin_round);
+}
+
+/* A call of the set alone. */
+static PyObject *
+call_alone(PyObject *op, int (*call)(mm_frames *, mm_status *))
+{
+    mm_frames *frames = open_frames_of(op);
+    mm_status st;
+    int rc;
+
+    if (frames == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = call(frames, &st);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+}
+
+static PyObject *
+frames_wait(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_alone(op, mm_frames_wait);
+}
+
+static PyObject *
+frames_synchronize(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_alone(op, mm_frames_synchronize);
 }
 
 static PyObject *
@@ -373,8 +627,9 @@ frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     static const char *const names[] = {"part", "stream"};
     static const mm_parameters parameters = {
         .function = "changed", .names = names, .required = 2, .positional = 2, .total = 2};
+    mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
-    CUstream stream = NULL;
+    mm_stream_use stream;
     PyObject *argv[2];
     uint32_t part;
     mm_status st;
@@ -382,13 +637,14 @@ frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || read_part_number(op, argv[0], &part) < 0
-        || mm_read_stream_handle(argv[1], "stream", &stream) < 0) {
+        || mm_stream_read_and_enter(state, argv[1], &stream) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_frames_changed(frames, part, stream, &st);
+    rc = mm_frames_changed(frames, part, stream.handle, &st);
+    mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+    return mm_none_or_raise(state, rc, &st);
 }
 
 static PyObject *
@@ -418,25 +674,40 @@ frames_stats(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     return Py_BuildValue(
-        "({sn sn sI sK sK sK sK sK sK sK sK sK}N)", "room", (Py_ssize_t)r.room, "present",
-        (Py_ssize_t)r.present, "parts", r.parts, "acquired", (unsigned long long)r.acquired,
-        "hits", (unsigned long long)r.hits, "mapped", (unsigned long long)r.mapped, "loads",
-        (unsigned long long)r.loads, "ahead", (unsigned long long)r.ahead, "drops",
-        (unsigned long long)r.drops, "bytes_loaded", (unsigned long long)r.bytes_loaded,
-        "bytes_home", (unsigned long long)r.bytes_home, "failures", (unsigned long long)r.failures,
-        text);
+        "({sn sn sn sI sK sK sK sK sK sK sK sK sK}N)", "room", (Py_ssize_t)r.room, "present",
+        (Py_ssize_t)r.present, "kept", (Py_ssize_t)r.kept, "parts", r.parts, "acquired",
+        (unsigned long long)r.acquired, "hits", (unsigned long long)r.hits, "mapped",
+        (unsigned long long)r.mapped, "loads", (unsigned long long)r.loads, "ahead",
+        (unsigned long long)r.ahead, "drops", (unsigned long long)r.drops, "bytes_loaded",
+        (unsigned long long)r.bytes_loaded, "bytes_home", (unsigned long long)r.bytes_home,
+        "failures", (unsigned long long)r.failures, text);
 }
 
 PyDoc_STRVAR(
     frames_doc,
-    "_Frames(device, nbytes, host_waits)\n--\n\n"
-    "Frames on a device for parts of memory whose home is the host. Safe from every thread;\n"
-    "releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.");
+    "_Frames(device, nbytes, host_waits, is_managed=False)\n--\n\n"
+    "Frames on a device for parts of memory whose home is the host, or the places of parts of\n"
+    "managed memory. Safe from every thread; releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync,\n"
+    "cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 static PyMethodDef frames_methods[] = {
-    MM_METHOD("add", frames_add,
-              "add($self, /, home, nbytes, is_written)\n--\n\n"
-              "Add a part over page-locked memory, which the caller keeps; returns its number."),
+    MM_METHOD(
+        "add", frames_add,
+        "add($self, /, home, nbytes, access, numbers=None)\n--\n\n"
+        "Add a part over memory that the caller keeps; returns its number, and appends it to\n"
+        "the list."),
+    MM_METHOD(
+        "add_targets", frames_add_targets,
+        "add_targets($self, /, targets, access, numbers)\n--\n\n"
+        "Append the number of a part for each target that has bytes to the list, also before a\n"
+        "failure; returns their bytes and what keeps their memory."),
+    {"remove", frames_remove, METH_O,
+     "remove($self, parts, /)\n--\n\n"
+     "Take parts out that are not in use, and their numbers out of the list."},
+    {"has", frames_has, METH_O,
+     "has($self, part, /)\n--\n\nTrue if the part is on the device or on its way there."},
+    {"give_order", frames_give_order, METH_O,
+     "give_order($self, parts, /)\n--\n\nExpect a round of uses; () lets the set learn it."},
     MM_METHOD(
         "acquire", frames_acquire,
         "acquire($self, /, part, writes, stream)\n--\n\n"
@@ -455,6 +726,18 @@ static PyMethodDef frames_methods[] = {
      "end_round($self, /)\n--\n\nLoad nothing ahead until the next round."},
     {"settle", frames_settle, METH_O,
      "settle($self, stream, /)\n--\n\nLet the stream follow all copies home so far."},
+    {"wait", frames_wait, METH_NOARGS, "wait($self, /)\n--\n\nWait for all copies home so far."},
+    {"synchronize", frames_synchronize, METH_NOARGS,
+     "synchronize($self, /)\n--\n\nWait for the device, unless a stream captures a graph."},
+    MM_METHOD("acquire_all", frames_acquire_all,
+              "acquire_all($self, /, parts, writes, stream, held)\n--\n\n"
+              "acquire() each part, and append the numbers of those in frames to the list held.\n"
+              "Returns the addresses. A signal is raised before all of it or after it."),
+    MM_METHOD(
+        "release_all", frames_release_all,
+        "release_all($self, /, held, written, stream, goes_on)\n--\n\n"
+        "release() each part of the list, or let the uses go on, and take the numbers of those\n"
+        "that are released out of it."),
     {"stats", frames_stats, METH_NOARGS,
      "stats($self, /)\n--\n\nThe counters as a dict, and the text of the last failure or None."},
     {"close", frames_close, METH_NOARGS,
@@ -483,8 +766,5 @@ static PyType_Spec frames_spec = {
 int
 mm_frames_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &slab_spec, &state->slab_type) < 0
-                   || mm_add_type(module, &frames_spec, &state->frames_type) < 0
-               ? -1
-               : 0;
+    return mm_add_type(module, &frames_spec, &state->frames_type);
 }

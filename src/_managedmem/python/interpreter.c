@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include "../driver/clock.h"
-#include "../memory/working_loader.h"
 #include "../trace/recorder.h"
 #include "errors.h"
 
@@ -196,8 +195,8 @@ mm_interpreter_release(mm_interpreter *interpreter)
     }
 }
 
-/* Runs at interpreter exit, and ends the recording and the working sets of this interpreter. A visitor's
- * thread state that outlived the interpreter would abort the process. */
+/* Runs at interpreter exit, and ends the recording of this interpreter. A visitor's thread state
+ * that outlived the interpreter would abort the process. */
 static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {
@@ -207,7 +206,6 @@ end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
     if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
         mm_recordings_end(interpreter);
-        mm_loaders_end(interpreter);
         while (atomic_load(&interpreter->visitors) > 0) {
             mm_nap();
         }

@@ -348,8 +348,8 @@ static PyGetSetDef device_getset[] = {
      "The NUMA node nearest to the device, or -1 on a system without NUMA.",
      (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},
     {"nearest_host", device_get_nearest_host, NULL,
-     "Host(numa_id=host_numa_id) where the host has memory on several NUMA nodes, else Host(). Memory of\n"
-     "working sets and of offload() has its home there. Driver: cuDeviceGetAttribute.",
+     "Host(numa_id=host_numa_id) where the host has memory on several NUMA nodes, else Host(). A\n"
+     "ManagedWorkingSet moves memory home to it. Driver: cuDeviceGetAttribute.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -26,10 +26,8 @@ module_exec(PyObject *module)
         mm_dtype_init,
         mm_recorder_init,
         mm_result_init,
-        mm_working_set_type_init,
-        mm_working_group_type_init,
-        mm_working_use_type_init,
         mm_frames_init,
+        mm_slab_init,
         /* Last, because what it registers at the interpreter's exit stays if a later part
          * fails. */
         mm_interpreter_init,

@@ -25,10 +25,6 @@
     X(PyTypeObject, dtype_type)            \
     X(PyTypeObject, recorder_type)         \
     X(PyTypeObject, result_type)           \
-    X(PyTypeObject, working_set_type)      \
-    X(PyTypeObject, working_group_type)    \
-    X(PyTypeObject, working_use_type)      \
-    X(PyTypeObject, working_stats_type)    \
     X(PyTypeObject, slab_type)             \
     X(PyTypeObject, frames_type)           \
     X(PyObject, dtypes)                    \
@@ -121,10 +117,8 @@ int mm_interpreter_init(PyObject *module, mm_state *state);
 int mm_dtype_init(PyObject *module, mm_state *state);
 int mm_recorder_init(PyObject *module, mm_state *state);
 int mm_result_init(PyObject *module, mm_state *state);
-int mm_working_set_type_init(PyObject *module, mm_state *state);
-int mm_working_group_type_init(PyObject *module, mm_state *state);
-int mm_working_use_type_init(PyObject *module, mm_state *state);
 int mm_frames_init(PyObject *module, mm_state *state);
+int mm_slab_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

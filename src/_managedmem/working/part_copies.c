@@ -1,17 +1,21 @@
-/* part_copies.c: the copies between the homes of parts and their frames, at once or ahead of a use. */
+/* part_copies.c: the copies between the homes of parts and their frames, or the prefetches of
+ * managed parts, at once or ahead of a use. */
 #include "part_frames_state.h"
+
+#include "../memory/prefetch.h"
 
 #include <assert.h>
 
+enum { LEAST_AHEAD = 3, ENOUGH_AHEAD = 32 << 20 };
+
 /* --- copies, under the lock and in a scope ------------------------------------------------ */
 
-/* After a failure the device is waited for, so that all frames can be used again. */
 void
 mm_frames_recover(mm_frames *f, const mm_status *failure)
 {
     f->report.failures++;
     f->report.error = *failure;
-    f->broken = f->broken || f->cu->CtxSynchronize() != CUDA_SUCCESS;
+    f->troubles++;
 }
 
 /* Makes a stream of the set wait for the uses of a part. */
@@ -26,28 +30,116 @@ follow_uses(mm_frames *f, CUstream stream, const frame_part *part, mm_status *st
     return 0;
 }
 
+/* Prefetches managed memory. Behind a host function the call returns at once. */
+static int
+prefetch(mm_frames *f, mm_range range, CUmemLocation location, CUstream stream, mm_status *st)
+{
+    if (mm_is_deferred(range.size, location, MM_DEFER_AUTO)
+        && mm_queue_host_function(f->cu, stream, st) < 0) {
+        return -1;
+    }
+    return mm_range_issue(f->cu, MM_PREFETCH, range, location, stream, st);
+}
+
+/* Contents that are not needed are discarded, if the driver can do that to whole pages: what a use
+ * has left of scratch, and not what was written at home for the next one. */
+static int
+send_away(mm_frames *f, const frame_part *part, mm_range range, mm_status *st)
+{
+    mm_range inside = range;
+    mm_status ignored;
+
+    if (part->access == MM_PART_SCRATCH && part->was_used
+        && f->cu->MemDiscardAndPrefetchBatchAsync != NULL
+        && mm_range_whole_pages(&inside, &ignored) == 0
+        && mm_range_issue(f->cu, MM_DISCARD_PREFETCH, inside, f->host, f->outward, st) < 0) {
+        return -1;
+    }
+    return prefetch(f, range, f->host, f->outward, st);
+}
+
+/* Prefetches managed memory to the device or home, unless it was closed. */
+static int
+move_memory(mm_frames *f, const frame_part *part, size_t bytes, bool inward, mm_status *st)
+{
+    const mm_range range = {.start = part->home, .size = bytes};
+    const CUmemLocation device = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, f->device);
+    int rc;
+
+    if (part->memory != NULL && !mm_guard_enter(part->memory)) {
+        return 0;
+    }
+    rc = inward ? prefetch(f, range, device, f->inward, st) : send_away(f, part, range, st);
+    if (part->memory != NULL) {
+        mm_guard_leave(part->memory);
+    }
+    return rc;
+}
+
+/* Makes the inward stream wait until a part that has left makes room. */
+static int
+make_room(mm_frames *f, uint32_t number, mm_status *st)
+{
+    frame_part *part = &f->parts[number];
+
+    if (!f->is_managed) {
+        if (follow_uses(f, f->inward, part, st) < 0) {
+            return -1;
+        }
+    } else {
+        const size_t bytes = f->places[number].bytes;
+        if (follow_uses(f, f->outward, part, st) < 0
+            || move_memory(f, part, bytes, false, st) < 0) {
+            return -1;
+        }
+        MM_TRY(f->cu, EventRecord, st, part->sent, f->outward);
+        part->is_sent = true;
+        f->report.bytes_home += bytes;
+    }
+    if (part->is_sent) {
+        MM_TRY(f->cu, StreamWaitEvent, st, f->inward, part->sent, CU_EVENT_WAIT_DEFAULT);
+    }
+    return 0;
+}
+
+/* Takes the first part out that lies there; MM_UNEXPECTED if there is none. */
+static uint32_t
+take_part(mm_frames *f, size_t offset, size_t bytes)
+{
+    uint32_t taken = mm_placement_take(&f->placement, f->places, offset, bytes);
+
+    if (taken != MM_UNEXPECTED) {
+        f->report.drops++;
+        f->report.present -= f->places[taken].bytes;
+    }
+    return taken;
+}
+
 /* Takes the parts out that lie there; the inward stream follows what still reads or writes them. */
 static int
 clear_frames(mm_frames *f, size_t offset, size_t bytes, mm_status *st)
 {
-    uint32_t left;
+    uint32_t taken;
     int rc = 0;
 
-    while ((left = mm_placement_take(&f->placement, f->places, offset, bytes)) != MM_UNEXPECTED) {
-        frame_part *part = &f->parts[left];
-        f->report.drops++;
-        f->report.present -= f->places[left].bytes;
-        if (rc == 0) {
-            rc = follow_uses(f, f->inward, part, st);
-        }
-        if (rc == 0 && part->is_sent) {
-            CUresult code = f->cu->StreamWaitEvent(f->inward, part->sent, CU_EVENT_WAIT_DEFAULT);
-            rc = code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuStreamWaitEvent", (int)code);
-        }
-        mm_release_keep(part->releases, &f->pool);
-        part->releases = NULL;
+    while ((taken = take_part(f, offset, bytes)) != MM_UNEXPECTED) {
+        rc = rc == 0 ? make_room(f, taken, st) : rc;
+        mm_release_keep(f->parts[taken].releases, &f->pool);
+        f->parts[taken].releases = NULL;
     }
     return rc;
+}
+
+static int
+bring_part(mm_frames *f, const frame_part *part, size_t offset, size_t bytes, mm_status *st)
+{
+    if (f->is_managed) {
+        return move_memory(f, part, bytes, true, st);
+    }
+    if (part->access != MM_PART_SCRATCH) {
+        MM_TRY(f->cu, MemcpyAsync, st, f->slab->start + offset, part->home, bytes, f->inward);
+    }
+    return 0;
 }
 
 static int
@@ -59,15 +151,16 @@ copy_inward(mm_frames *f, uint32_t number, size_t offset, mm_status *st)
     if (part->is_sent) {
         MM_TRY(f->cu, StreamWaitEvent, st, f->inward, part->sent, CU_EVENT_WAIT_DEFAULT);
     }
-    MM_TRY(f->cu, MemcpyAsync, st, f->slab->start + offset, part->home, bytes, f->inward);
+    if (bring_part(f, part, offset, bytes, st) < 0) {
+        return -1;
+    }
     MM_TRY(f->cu, EventRecord, st, part->filled, f->inward);
+    part->was_loaded = true;
     f->report.loads++;
-    f->report.bytes_loaded += bytes;
+    f->report.bytes_loaded += f->is_managed || part->access != MM_PART_SCRATCH ? bytes : 0;
     return 0;
 }
 
-/* Loads a part, for which only parts with a distance of at least `least` go. False if that leaves no
- * room, or the driver refuses. */
 bool
 mm_frames_load(mm_frames *f, uint32_t number, uint32_t least)
 {
@@ -76,7 +169,8 @@ mm_frames_load(mm_frames *f, uint32_t number, uint32_t least)
     mm_status st;
     int rc;
 
-    if (f->broken || !mm_placement_find(&f->placement, f->places, bytes, least, &offset)
+    if (f->troubles != f->waited
+        || !mm_placement_find(&f->placement, f->places, bytes, least, &offset)
         || mm_scope_enter_relaxed(&scope, f->cu, f->device, &st) < 0) {
         return false;
     }
@@ -94,7 +188,6 @@ mm_frames_load(mm_frames *f, uint32_t number, uint32_t least)
     return rc == 0;
 }
 
-/* Copies a part home, behind its uses. */
 int
 mm_frames_send_home(mm_frames *f, uint32_t number, mm_status *st)
 {
@@ -112,7 +205,6 @@ mm_frames_send_home(mm_frames *f, uint32_t number, mm_status *st)
     return 0;
 }
 
-/* Takes a part out that is not in use; its frame still follows its uses. Under the lock, in a scope. */
 int
 mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st)
 {
@@ -122,16 +214,34 @@ mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st)
     return clear_frames(f, f->places[number].offset, f->places[number].bytes, st);
 }
 
+int
+mm_frames_forget(mm_frames *f, uint32_t number, mm_status *st)
+{
+    frame_part *part = &f->parts[number];
+
+    if (!f->is_managed) {
+        return mm_frames_drop(f, number, st);
+    }
+    if (f->places[number].present) {
+        (void)take_part(f, f->places[number].offset, f->places[number].bytes);
+    }
+    mm_release_keep(part->releases, &f->pool);
+    part->releases = NULL;
+    return 0;
+}
+
 /* --- what comes next, under the lock -------------------------------------------------------- */
 
-/* Stores the number of uses before the next one of each part. The steps reach every part of a loop that
- * goes forward and then back. */
+/* The steps reach every part of a loop that goes forward and then back. The order says little of
+ * the next use of a part that is used irregularly, except for the parts that may be loaded ahead,
+ * which have to stay until then. */
 void
 mm_frames_measure_distances(mm_frames *f)
 {
-    mm_order_walk walk = mm_working_order_walk(&f->order);
+    mm_order_walk walk = mm_use_order_walk(&f->order);
     uint64_t steps = 2 * (uint64_t)f->count + MM_MOST_TRUST;
-    uint32_t missing = f->count;
+    const uint32_t trust = (uint32_t)mm_use_order_trust(&f->order);
+    uint32_t missing = f->order.live;
     bool ignored;
 
     for (uint32_t i = 0; i < f->count; i++) {
@@ -139,10 +249,11 @@ mm_frames_measure_distances(mm_frames *f)
     }
     for (uint32_t step = 0; step < steps && missing > 0; step++) {
         uint32_t next = mm_order_walk_next(&f->order, &walk, &ignored);
-        if (next == MM_NO_GROUP) {
+        if (next == MM_NO_PART) {
             return;
         }
-        if (f->places[next].distance == MM_UNEXPECTED) {
+        if (f->places[next].distance == MM_UNEXPECTED
+            && (step < trust || mm_use_rate_is_regular(&f->parts[next].rate))) {
             f->places[next].distance = step;
             missing--;
         }
@@ -167,34 +278,43 @@ has_ended_here(const mm_frames *f, const mm_order_walk *walk)
 void
 mm_frames_note_round_end(mm_frames *f)
 {
-    mm_order_walk walk = mm_working_order_walk(&f->order);
+    mm_order_walk walk = mm_use_order_walk(&f->order);
 
     if (!has_ended_here(f, &walk)) {
         f->ends[f->end_count++ % ROUND_ENDS] = (round_end){walk.first, walk.second, walk.times};
     }
 }
 
-/* Loads the parts that are expected next, as long as only parts with a later use go for them. */
+/* True if what was passed so far keeps the link busy long enough. What is loaded ahead takes the
+ * room of parts that would stay for the next round. */
+static bool
+is_far_ahead(const mm_frames *f, int steps, size_t bytes)
+{
+    return steps >= LEAST_AHEAD && (bytes >= ENOUGH_AHEAD || bytes >= f->placement.room / 4);
+}
+
 void
 mm_frames_look_ahead(mm_frames *f)
 {
-    mm_order_walk walk = mm_working_order_walk(&f->order);
-    int trust = mm_working_order_trust(&f->order);
+    mm_order_walk walk = mm_use_order_walk(&f->order);
+    int trust = mm_use_order_trust(&f->order);
     bool measured = false; /* which takes long for many parts */
+    size_t bytes = 0;
 
     if (f->rounds == 0) {
         return;
     }
-    for (int step = 0; step < trust; step++) {
+    for (int step = 0; step < trust && !is_far_ahead(f, step, bytes); step++) {
         bool ignored;
         uint32_t next;
         if (has_ended_here(f, &walk)) {
             return;
         }
         next = mm_order_walk_next(&f->order, &walk, &ignored);
-        if (next == MM_NO_GROUP || walk.is_doubtful) {
+        if (next == MM_NO_PART || walk.is_doubtful) {
             return;
         }
+        bytes += f->places[next].bytes;
         if (f->places[next].present) {
             continue;
         }
@@ -202,7 +322,7 @@ mm_frames_look_ahead(mm_frames *f)
             mm_frames_measure_distances(f);
             measured = true;
         }
-        if (!mm_frames_load(f, next, f->places[next].distance + 1)) {
+        if (!mm_frames_load(f, next, (uint32_t)step + 1)) {
             return;
         }
         f->report.ahead++;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "../memory/growth.h"
+#include "../memory/home.h"
 
 /* --- life --------------------------------------------------------------------------------- */
 
@@ -24,8 +25,11 @@ open_frames(mm_frames *f, size_t room, mm_status *st)
     mm_scope scope;
     int rc;
 
-    f->slab = mm_slab_on_device(f->cu, f->device, room, st);
-    if (f->slab == NULL || mm_scope_enter_relaxed(&scope, f->cu, f->device, st) < 0) {
+    if (!f->is_managed) {
+        f->slab = mm_slab_on_device(f->cu, f->device, room, st);
+    }
+    if ((f->slab == NULL && !f->is_managed) || mm_home_for(f->cu, f->device, &f->host, st) < 0
+        || mm_scope_enter_relaxed(&scope, f->cu, f->device, st) < 0) {
         return -1;
     }
     rc = make_streams(f, st);
@@ -34,7 +38,8 @@ open_frames(mm_frames *f, size_t room, mm_status *st)
 }
 
 mm_frames *
-mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, mm_status *st)
+mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
+              mm_status *st)
 {
     mm_frames *f = calloc(1, sizeof *f);
 
@@ -45,8 +50,9 @@ mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, mm_status
     f->cu = cu;
     f->device = device;
     f->host_waits = host_waits;
+    f->is_managed = is_managed;
     f->placement.room = room;
-    mm_working_order_init(&f->order);
+    mm_use_order_init(&f->order);
     (void)pthread_mutex_init(&f->lock, NULL);
     if (open_frames(f, room, st) < 0) {
         mm_frames_free(f);
@@ -74,10 +80,17 @@ destroy_stream(mm_frames *f, CUstream *stream)
     }
 }
 
-/* Frees the driver's objects. What fails twice stays with the driver. */
-static void
+/* Frees the driver's objects. What fails twice stays with the driver. False if it has to be done
+ * later: the driver destroys nothing inside of a host function. */
+static bool
 destroy_objects(mm_frames *f)
 {
+    CUresult code = f->inward != NULL ? f->cu->StreamDestroy(f->inward) : CUDA_SUCCESS;
+
+    if (code == CUDA_ERROR_NOT_PERMITTED) {
+        return false;
+    }
+    f->inward = code == CUDA_SUCCESS ? NULL : f->inward;
     for (uint32_t i = 0; i < f->count; i++) {
         destroy_event(f, &f->parts[i].filled);
         destroy_event(f, &f->parts[i].sent);
@@ -89,30 +102,63 @@ destroy_objects(mm_frames *f)
     destroy_event(f, &f->all_sent);
     destroy_stream(f, &f->inward);
     destroy_stream(f, &f->outward);
+    return true;
 }
 
-/* The slab waits for the device when it is freed, so that no copy is under way after it. */
-static void
+/* The slab waits for the device when it is freed, so that no copy to frames is under way
+ * after it. */
+static bool
 end_frames(mm_frames *f)
 {
     mm_status ignored;
     mm_scope scope;
     const bool entered = mm_scope_enter_relaxed(&scope, f->cu, f->device, &ignored) == 0;
+    /* This needs no context, but may disturb a capture without a scope. */
+    const bool destroyed = destroy_objects(f);
 
-    destroy_objects(f); /* which needs no context, but may disturb a capture without a scope */
     if (entered) {
         mm_scope_leave(&scope);
     }
-    mm_slab_free(f->slab);
-    f->slab = NULL;
+    if (destroyed) {
+        mm_slab_free(f->slab);
+        f->slab = NULL;
+        atomic_store(&f->has_ended, true);
+    }
+    return destroyed;
 }
 
 void
 mm_frames_close(mm_frames *f)
 {
     if (!mm_driver_forked() && mm_guard_close(&f->guard, false) == MM_CLOSED_NOW) {
-        end_frames(f);
+        atomic_store(&f->is_idle, true);
+        (void)end_frames(f);
     }
+}
+
+static void
+free_struct(mm_frames *f)
+{
+    mm_use_order_free(&f->order);
+    mm_placement_free(&f->placement);
+    free(f->places);
+    free(f->parts);
+    (void)pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+static bool
+attempt_frames(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+{
+    mm_frames *f = (mm_frames *)entry;
+
+    (void)cu;
+    (void)conditions;
+    if (!end_frames(f)) {
+        return false;
+    }
+    free_struct(f);
+    return true;
 }
 
 void
@@ -122,15 +168,14 @@ mm_frames_free(mm_frames *f)
         return;
     }
     mm_frames_close(f);
-    if (f->slab != NULL) {
+    if (!atomic_load(&f->is_idle)) {
         return; /* a call of another thread waits for the host function that the caller runs in */
     }
-    mm_working_order_free(&f->order);
-    mm_placement_free(&f->placement);
-    free(f->places);
-    free(f->parts);
-    (void)pthread_mutex_destroy(&f->lock);
-    free(f);
+    if (atomic_load(&f->has_ended) || end_frames(f)) {
+        free_struct(f);
+    } else {
+        mm_late_frees_append(&f->late, attempt_frames);
+    }
 }
 
 /* --- parts -------------------------------------------------------------------------------- */
@@ -144,31 +189,42 @@ make_events(mm_frames *f, frame_part *part, mm_status *st)
     return 0;
 }
 
-/* Under the lock, in a scope. */
+/* A number of the order may be that of a removed part. */
 static int
-add_part(mm_frames *f, frame_part *part, size_t bytes, mm_status *st)
+reserve_part(mm_frames *f, mm_status *st)
 {
     size_t needed = (size_t)f->count + 1;
 
     f->parts = mm_grow(f->parts, &f->part_capacity, needed, sizeof *f->parts, st);
     f->places = mm_grow(f->places, &f->place_capacity, needed, sizeof *f->places, st);
-    if (f->part_capacity < needed || f->place_capacity < needed
-        || mm_placement_reserve(&f->placement, needed, st) < 0 || make_events(f, part, st) < 0
-        || mm_working_order_add(&f->order, part->is_written, st) < 0) {
+    return f->part_capacity < needed || f->place_capacity < needed
+                   || mm_placement_reserve(&f->placement, needed, st) < 0
+               ? -1
+               : 0;
+}
+
+/* Under the lock, in a scope. */
+static int
+add_part(mm_frames *f, frame_part *part, size_t bytes, uint32_t *number, mm_status *st)
+{
+    if (reserve_part(f, st) < 0 || make_events(f, part, st) < 0
+        || mm_use_order_add(&f->order, part->access == MM_PART_WRITE, st) < 0) {
         destroy_event(f, &part->filled);
         destroy_event(f, &part->sent);
         return -1;
     }
-    f->places[f->count] = (mm_place){.bytes = bytes};
-    f->parts[f->count++] = *part;
+    *number = f->order.newest;
+    f->count = f->order.count;
+    f->places[*number] = (mm_place){.bytes = bytes};
+    f->parts[*number] = *part;
     return 0;
 }
 
 int
-mm_frames_add(mm_frames *f, CUdeviceptr home, size_t bytes, bool is_written, uint32_t *part,
+mm_frames_add(mm_frames *f, CUdeviceptr home, size_t bytes, mm_part_access access, uint32_t *part,
               mm_status *st)
 {
-    frame_part added = {.home = home, .is_written = is_written};
+    frame_part added = {.home = home, .access = access, .is_live = true};
     mm_scope scope;
     int rc;
 
@@ -178,12 +234,71 @@ mm_frames_add(mm_frames *f, CUdeviceptr home, size_t bytes, bool is_written, uin
     rc = mm_scope_enter_relaxed(&scope, f->cu, f->device, st);
     if (rc == 0) {
         mm_frames_lock(f);
-        rc = add_part(f, &added, bytes, st);
-        *part = f->count - 1;
+        rc = add_part(f, &added, bytes, part, st);
         mm_frames_unlock(f);
         mm_scope_leave(&scope);
     }
     mm_guard_leave(&f->guard);
+    return rc;
+}
+
+void
+mm_frames_guard(mm_frames *f, uint32_t part, mm_guard *memory)
+{
+    mm_frames_lock(f);
+    f->parts[part].memory = memory;
+    mm_frames_unlock(f);
+}
+
+/* Under the lock, in a scope. A failure of the driver is noted. */
+static int
+remove_part(mm_frames *f, uint32_t number, mm_status *st)
+{
+    frame_part *part = &f->parts[number];
+    mm_status failure;
+
+    if (part->held > 0 || !part->is_live) {
+        return mm_fail(st, MM_REFUSED, part->is_live ? "the part is in use" : "the part is gone");
+    }
+    if (mm_frames_forget(f, number, &failure) < 0) {
+        mm_frames_recover(f, &failure);
+    }
+    destroy_event(f, &part->filled);
+    destroy_event(f, &part->sent);
+    *part = (frame_part){0};
+    mm_use_order_remove(&f->order, number);
+    mm_use_order_vacate(&f->order, number);
+    return 0;
+}
+
+int
+mm_frames_remove(mm_frames *f, uint32_t part, mm_status *st)
+{
+    mm_scope scope;
+    int rc;
+
+    if (!mm_guard_enter(&f->guard)) {
+        return 0;
+    }
+    rc = mm_scope_enter_relaxed(&scope, f->cu, f->device, st);
+    if (rc == 0) {
+        mm_frames_lock(f);
+        rc = remove_part(f, part, st);
+        mm_frames_unlock(f);
+        mm_scope_leave(&scope);
+    }
+    mm_guard_leave(&f->guard);
+    return rc;
+}
+
+int
+mm_frames_give_order(mm_frames *f, const uint32_t *parts, size_t count, mm_status *st)
+{
+    int rc;
+
+    mm_frames_lock(f);
+    rc = mm_use_order_give(&f->order, parts, count, st);
+    mm_frames_unlock(f);
     return rc;
 }
 
@@ -200,6 +315,29 @@ mm_frames_count(mm_frames *f)
     return count;
 }
 
+bool
+mm_frames_have(mm_frames *f, uint32_t part)
+{
+    bool present;
+
+    mm_frames_lock(f);
+    present = part < f->count && f->places[part].present && !mm_guard_is_closed(&f->guard);
+    mm_frames_unlock(f);
+    return present;
+}
+
+/* The driver keeps the frames of managed memory when its pages have left. */
+static size_t
+count_kept(const mm_frames *f)
+{
+    size_t kept = 0;
+
+    for (uint32_t i = 0; i < f->count; i++) {
+        kept += f->parts[i].was_loaded ? f->places[i].bytes : 0;
+    }
+    return kept;
+}
+
 void
 mm_frames_read_report(mm_frames *f, mm_frames_report *report)
 {
@@ -207,6 +345,7 @@ mm_frames_read_report(mm_frames *f, mm_frames_report *report)
     *report = f->report;
     report->room = mm_guard_is_closed(&f->guard) ? 0 : f->placement.room;
     report->present = mm_guard_is_closed(&f->guard) ? 0 : report->present;
-    report->parts = f->count;
+    report->kept = f->is_managed ? count_kept(f) : report->room;
+    report->parts = f->order.live;
     mm_frames_unlock(f);
 }

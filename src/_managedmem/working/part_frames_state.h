@@ -1,25 +1,33 @@
-/* part_frames_state.h: the inside of a set of frames, for the files of this room that make it up. */
+/* part_frames_state.h: the inside of a set of frames, for the files part_*.c, which make it up. */
 #ifndef MM_PART_FRAMES_STATE_H
 #define MM_PART_FRAMES_STATE_H
 
 #include <pthread.h>
 
 #include "../memory/guard.h"
-#include "../memory/working_order.h"
-#include "../memory/working_releases.h"
 #include "part_frames.h"
 #include "placement.h"
 #include "slab.h"
+#include "use_ends.h"
+#include "use_order.h"
+#include "use_rates.h"
 
 /* A part besides its place. */
 typedef struct {
     CUdeviceptr home;
+    mm_guard *memory; /* of managed memory that may be closed before the part leaves; or NULL */
     CUevent filled; /* behind its latest copy to a frame */
     CUevent sent; /* behind its latest copy home, if is_sent */
     bool is_sent;
-    bool is_written; /* by some of its uses */
+    mm_part_access access;
+    bool is_live; /* it was not removed */
+    bool was_loaded; /* once or more */
+    bool is_stale; /* it was written at home while it is in use: it goes at the end of that */
+    bool was_used; /* since it was added, or written at home */
     unsigned held;
+    mm_use_rate rate;
     mm_release_list *releases; /* since it was loaded */
+    size_t most_ends; /* so many of them are looked through */
 } frame_part;
 
 /* The last uses of a round. What follows them belongs to the next one. */
@@ -30,26 +38,33 @@ typedef struct {
 enum { ROUND_ENDS = 8 };
 
 struct mm_frames {
+    mm_late_free late;
     mm_driver *cu;
     int device;
     bool host_waits;
-    mm_guard guard; /* calls under way; closed: the set has ended */
-    mm_slab *slab;
+    CUmemLocation host; /* the memory nearest to the device */
+    bool is_managed; /* parts keep their address, and are prefetched instead of copied */
+    mm_guard guard; /* calls under way */
+    atomic_bool is_idle; /* once it is closed, and none is */
+    atomic_bool has_ended; /* and the driver has its objects back */
+    mm_slab *slab; /* NULL for managed memory */
     CUstream inward, outward;
     CUevent all_sent;
-    pthread_mutex_t lock; /* of all that follows; held during driver calls that only queue */
-    mm_working_order order;
+    pthread_mutex_t lock; /* of all that follows; held during calls that queue, or recover */
+    mm_use_order order;
     mm_placement placement;
     mm_place *places; /* of the parts, as the next one */
     frame_part *parts;
     size_t place_capacity, part_capacity;
     uint32_t count;
-    uint64_t turns;
+    mm_use_clock clock;
     unsigned rounds; /* under way */
     round_end ends[ROUND_ENDS]; /* the latest ones */
     unsigned end_count;
     bool missed; /* writes at home that could not be followed: what is in frames may be old */
-    bool broken; /* frames are in an unknown state: nothing is loaded any more */
+    /* Failures after which the device has to be waited for before a frame is used again, and those
+     * that were followed by a wait. */
+    uint64_t troubles, waited;
     mm_release_list *pool;
     mm_frames_report report;
 };
@@ -66,16 +81,27 @@ mm_frames_unlock(mm_frames *f)
     (void)pthread_mutex_unlock(&f->lock);
 }
 
+/* Where work finds a part that is there. */
+static inline CUdeviceptr
+mm_frames_address(const mm_frames *f, uint32_t number)
+{
+    return f->is_managed ? f->parts[number].home : f->slab->start + f->places[number].offset;
+}
+
 /* --- part_copies.c: under the lock -------------------------------------------------------- */
 
-/* Notes a failure, and waits for the device, so that all frames can be used again. In a scope. */
+/* Notes a failure. Nothing is loaded before the device was waited for, which a later use does: not under
+ * the lock, nor beside a capture. */
 void mm_frames_recover(mm_frames *f, const mm_status *failure);
 
 /* Takes a part out that is not in use; its frame still follows its uses. In a scope. */
 MM_NODISCARD int mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st);
 
-/* Loads a part, for which only parts with a distance of at least `least` go. False if that leaves no
- * room, or the driver refuses. */
+/* The same for a part that leaves the set: managed memory stays where it is. In a scope. */
+MM_NODISCARD int mm_frames_forget(mm_frames *f, uint32_t number, mm_status *st);
+
+/* Loads a part, for which only parts with a distance of at least `least` go. False if that leaves
+ * no room, or the driver refuses. */
 bool mm_frames_load(mm_frames *f, uint32_t number, uint32_t least);
 
 /* Copies a part home, behind its uses. In a scope. */
@@ -84,7 +110,7 @@ MM_NODISCARD int mm_frames_send_home(mm_frames *f, uint32_t number, mm_status *s
 /* Stores the number of uses before the next one of each part. */
 void mm_frames_measure_distances(mm_frames *f);
 
-/* Notes that a round ends: copies that were loaded for the next one would be dropped when it begins. */
+/* Notes the end of a round, behind which nothing is loaded ahead. */
 void mm_frames_note_round_end(mm_frames *f);
 
 /* Loads the parts that are expected next, as long as only parts with a later use go for them. */

@@ -1,7 +1,10 @@
-/* part_uses.c: the uses of parts in the streams of the callers, rounds of them, and writes at home. */
+/* part_uses.c: the uses of parts in the streams of the callers, their rounds, and writes at
+ * home. */
 #include "part_frames_state.h"
 
 #include <assert.h>
+
+enum { MANY_ENDS = 16 }; /* beside twice those that were seen to be under way */
 
 /* --- uses --------------------------------------------------------------------------------- */
 
@@ -13,6 +16,18 @@ count_uses(mm_frames *f, uint32_t number, int change)
     f->places[number].fixed = f->parts[number].held > 0;
 }
 
+/* Under the lock. */
+static void
+note_rate(mm_frames *f, uint32_t number)
+{
+    if (mm_use_rate_note(&f->clock, &f->parts[number].rate, &f->places[number].heat,
+                         f->order.live)) {
+        for (uint32_t i = 0; i < f->count; i++) {
+            f->places[i].heat *= MM_USE_COOLING;
+        }
+    }
+}
+
 /* Holds the part if it is in a frame, or a frame can be had. Under the lock. */
 static bool
 hold(mm_frames *f, uint32_t number, bool writes)
@@ -21,19 +36,31 @@ hold(mm_frames *f, uint32_t number, bool writes)
     bool present = f->places[number].present;
 
     if (part->held == 0) {
-        /* Not the uses inside of another one. */
-        mm_working_order_note(&f->order, number, part->is_written && !writes);
+        /* Uses inside of another one tell nothing of the order. */
+        mm_use_order_note(&f->order, number, part->access == MM_PART_WRITE && !writes);
     }
-    f->places[number].used = ++f->turns;
+    note_rate(f, number);
     f->report.acquired++;
+    if (part->is_stale) {
+        f->report.mapped++;
+        return false;
+    }
     f->report.hits += present;
     if (!present) {
         mm_frames_measure_distances(f);
         present = mm_frames_load(f, number, 0);
     }
+    part->was_used = present;
     count_uses(f, number, present ? 1 : 0);
     f->report.mapped += !present;
     return present;
+}
+
+static int
+wait_for_copy(mm_frames *f, CUevent event, mm_status *st)
+{
+    MM_TRY_IN(mm_scope_enter_relaxed, f->device, f->cu, EventSynchronize, st, event);
+    return 0;
 }
 
 /* Makes the stream wait for an event of the set, or the host. */
@@ -41,26 +68,77 @@ static int
 follow_copy(mm_frames *f, CUevent event, mm_device_stream stream, mm_status *st)
 {
     if (f->host_waits) {
-        MM_TRY_IN(mm_scope_enter_relaxed, f->device, f->cu, EventSynchronize, st, event);
-    } else {
-        MM_TRY_IN(mm_scope_enter_stream, stream, f->cu, StreamWaitEvent, st, stream.handle, event,
-                  CU_EVENT_WAIT_DEFAULT);
+        return wait_for_copy(f, event, st);
     }
+    MM_TRY_IN(mm_scope_enter_stream, stream, f->cu, StreamWaitEvent, st, stream.handle, event,
+              CU_EVENT_WAIT_DEFAULT);
     return 0;
+}
+
+/* A wait for the device would destroy a capture. */
+static int
+synchronize(mm_frames *f, mm_status *st)
+{
+    bool capturing = false;
+    CUresult code;
+
+    if (mm_streams_are_capturing(f->cu, &capturing, st) < 0) {
+        return -1;
+    }
+    if (capturing) {
+        return mm_fail(st, MM_REFUSED,
+                       "the device cannot be waited for while a stream captures a graph");
+    }
+    MM_CALL_IN(code, mm_scope_enter_relaxed, f->device, f->cu, CtxSynchronize, st);
+    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
+}
+
+static void
+note_failure(mm_frames *f, const mm_status *failure)
+{
+    mm_frames_lock(f);
+    f->report.failures++;
+    f->report.error = *failure;
+    mm_frames_unlock(f);
 }
 
 /* In place of an order between streams that the driver refused. */
 static int
 wait_for_device(mm_frames *f, mm_status *st)
 {
-    CUresult code;
+    note_failure(f, st);
+    return synchronize(f, st);
+}
+
+/* Waits for the device if a failure needs that. */
+static void
+settle_troubles(mm_frames *f)
+{
+    uint64_t troubles, waited;
+    mm_status ignored;
 
     mm_frames_lock(f);
-    f->report.failures++;
-    f->report.error = *st;
+    troubles = f->troubles;
+    waited = f->waited;
     mm_frames_unlock(f);
-    MM_CALL_IN(code, mm_scope_enter_relaxed, f->device, f->cu, CtxSynchronize, st);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
+    if (troubles != waited && synchronize(f, &ignored) == 0) {
+        mm_frames_lock(f);
+        f->waited = troubles > f->waited ? troubles : f->waited;
+        mm_frames_unlock(f);
+    }
+}
+
+/* Where the stream cannot follow the copy, the host waits for it. */
+static int
+follow_filled(mm_frames *f, CUevent filled, mm_device_stream stream)
+{
+    mm_status st;
+
+    if (follow_copy(f, filled, stream, &st) == 0) {
+        return 0;
+    }
+    note_failure(f, &st);
+    return wait_for_copy(f, filled, &st);
 }
 
 static CUdeviceptr
@@ -68,27 +146,29 @@ acquire_entered(mm_frames *f, uint32_t number, bool writes, mm_device_stream str
 {
     CUdeviceptr address = 0;
     CUevent filled = NULL;
-    mm_status st;
+    bool was_there;
 
     mm_frames_lock(f);
-    if (hold(f, number, writes)) {
-        address = f->slab->start + f->places[number].offset;
+    was_there = f->places[number].present;
+    if (f->parts[number].is_live && hold(f, number, writes)) {
+        address = mm_frames_address(f, number);
         filled = f->parts[number].filled;
     }
     mm_frames_look_ahead(f);
     mm_frames_unlock(f);
-    if (address != 0 && follow_copy(f, filled, stream, &st) < 0) {
+    if (address != 0 && follow_filled(f, filled, stream) < 0) {
         mm_frames_lock(f);
         count_uses(f, number, -1);
-        f->report.failures++;
-        f->report.error = st;
+        f->report.hits -= was_there;
+        f->report.mapped++;
         mm_frames_unlock(f);
         return 0;
     }
     return address;
 }
 
-/* True if no use can be ordered on the stream: it captures a graph, or the driver says nothing of it. */
+/* True if no use can be ordered on the stream: it captures a graph, or the driver does not
+ * answer. */
 static bool
 is_unordered(mm_frames *f, mm_device_stream stream)
 {
@@ -105,8 +185,8 @@ is_unordered(mm_frames *f, mm_device_stream stream)
 
 /* --- writes at home ------------------------------------------------------------------------- */
 
-/* Drops the parts from `first` on that are not in use, and makes later copies inward wait for `written`. After
- * a failure the device was waited for instead. Under the lock. */
+/* Drops the parts from `first` on that are not in use, and makes later copies inward wait for
+ * `written`. After a failure nothing is loaded before the device was waited for. Under the lock. */
 static int
 forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list *written,
               mm_status *st)
@@ -122,6 +202,7 @@ forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list 
     f->missed = f->missed && (first > 0 || end < f->count);
     rc = written == NULL ? -1 : 0;
     for (uint32_t i = first; i < end; i++) {
+        f->parts[i].was_used = f->parts[i].held > 0;
         rc = mm_frames_drop(f, i, rc == 0 ? st : &later) < 0 ? -1 : rc;
     }
     if (rc == 0) {
@@ -156,8 +237,8 @@ follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream strea
     return rc;
 }
 
-/* True if no frame has what was at home before a write. Outside of rounds, code of the caller may have
- * written the part since its last use. */
+/* True if no frame has what was at home before a write. Outside of rounds, code of the caller may
+ * have written the part since its last use. */
 static bool
 have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
 {
@@ -185,66 +266,147 @@ mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream)
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    assert(part < f->count);
+    settle_troubles(f);
     if (!is_unordered(f, ordered) && have_followed(f, part, ordered)) {
         address = acquire_entered(f, part, writes, ordered);
+    } else {
+        mm_frames_lock(f);
+        f->report.acquired++;
+        f->report.mapped++;
+        mm_frames_unlock(f);
     }
     mm_guard_leave(&f->guard);
     return address;
 }
 
-/* Sends a written part home, and lets it go. On failure it stays held. Under the lock. */
+/* Ends a use, and drops the part with the last one if it was written at home meanwhile. Under the
+ * lock. */
+static void
+end_hold(mm_frames *f, uint32_t number)
+{
+    frame_part *part = &f->parts[number];
+    mm_scope scope;
+    mm_status st;
+
+    count_uses(f, number, -1);
+    if (part->held > 0 || !part->is_stale) {
+        return;
+    }
+    part->is_stale = false;
+    if (mm_scope_enter_relaxed(&scope, f->cu, f->device, &st) < 0) {
+        f->missed = true; /* all copies are dropped before the next use */
+        return;
+    }
+    if (mm_frames_drop(f, number, &st) < 0) {
+        mm_frames_recover(f, &st);
+    }
+    mm_scope_leave(&scope);
+}
+
+/* Sends a written part home, and lets it go unless the use goes on. On failure it stays held.
+ * Under the lock. */
 static int
-let_go(mm_frames *f, uint32_t number, bool written, mm_status *st)
+let_go(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_status *st)
 {
     mm_scope scope;
     int rc = 0;
 
-    if (written) {
+    if (written && !f->is_managed && f->parts[number].access != MM_PART_SCRATCH) {
         rc = mm_scope_enter_relaxed(&scope, f->cu, f->device, st);
         if (rc == 0) {
             rc = mm_frames_send_home(f, number, st);
             mm_scope_leave(&scope);
         }
     }
-    if (rc == 0) {
-        count_uses(f, number, -1);
+    if (rc == 0 && !goes_on) {
+        end_hold(f, number);
         mm_frames_look_ahead(f);
-    } else {
+    } else if (rc < 0) {
         f->report.failures++;
         f->report.error = *st;
     }
     return rc;
 }
 
+/* Forgets the ends that have passed, if a part has many: one that stays would keep one for each stream that
+ * ever used it. The part is in use. Not under the lock: a host function may run in the query. */
+static void
+prune_ends(mm_frames *f, uint32_t number)
+{
+    mm_release_list *ends = NULL, *passed = NULL;
+    mm_status ignored;
+    mm_scope scope;
+
+    mm_frames_lock(f);
+    if (mm_releases_count(f->parts[number].releases) > f->parts[number].most_ends) {
+        ends = f->parts[number].releases;
+        f->parts[number].releases = NULL;
+    }
+    mm_frames_unlock(f);
+    if (ends == NULL) {
+        return;
+    }
+    if (mm_scope_enter_relaxed(&scope, f->cu, f->device, &ignored) == 0) {
+        passed = mm_releases_take_passed(f->cu, &ends);
+        mm_scope_leave(&scope);
+    }
+    mm_frames_lock(f);
+    f->parts[number].most_ends = MANY_ENDS + 2 * mm_releases_count(ends);
+    f->parts[number].releases = mm_releases_join(ends, f->parts[number].releases);
+    mm_release_keep(passed, &f->pool);
+    mm_frames_unlock(f);
+}
+
+/* The end of a use in a graph would be no end for others. Another failure is met again later. */
 static int
-release_entered(mm_frames *f, uint32_t number, bool written, mm_device_stream stream,
+refuse_capture(mm_frames *f, mm_device_stream stream, mm_status *st)
+{
+    mm_scope scope;
+    int rc = mm_scope_enter_stream(&scope, f->cu, stream, st);
+
+    if (rc == 0) {
+        rc = mm_stream_refuse_capture(f->cu, stream.handle, "the end of a use", st);
+        mm_scope_leave(&scope);
+    }
+    return rc < 0 && st->kind == MM_CAPTURING ? -1 : 0;
+}
+
+static int
+release_entered(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_device_stream stream,
                 mm_status *st)
 {
-    mm_release_list *ended = mm_release_record(f->cu, stream, &f->lock, &f->pool, st);
+    mm_release_list *ended;
     int rc;
 
+    if (refuse_capture(f, stream, st) < 0) {
+        return -1;
+    }
+    ended = mm_release_record(f->cu, stream, &f->lock, &f->pool, st);
     if (ended == NULL && wait_for_device(f, st) < 0) { /* a stream that is gone, say */
         return -1;
     }
-    mm_frames_lock(f);
     if (ended != NULL) {
+        mm_frames_lock(f);
         f->parts[number].releases = mm_release_add(f->parts[number].releases, ended, &f->pool);
+        mm_frames_unlock(f);
+        prune_ends(f, number);
     }
-    rc = let_go(f, number, written, st);
+    mm_frames_lock(f);
+    rc = let_go(f, number, written, goes_on, st);
     mm_frames_unlock(f);
     return rc;
 }
 
 int
-mm_frames_release(mm_frames *f, uint32_t part, bool written, CUstream stream, mm_status *st)
+mm_frames_release(mm_frames *f, uint32_t part, bool written, bool goes_on, CUstream stream,
+                  mm_status *st)
 {
     int rc;
 
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = release_entered(f, part, written, (mm_device_stream){stream, f->device}, st);
+    rc = release_entered(f, part, written, goes_on, (mm_device_stream){stream, f->device}, st);
     mm_guard_leave(&f->guard);
     return rc;
 }
@@ -284,6 +446,9 @@ mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream, mm_status *st)
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
+    mm_frames_lock(f);
+    f->parts[part].is_stale = f->parts[part].held > 0 && !f->is_managed;
+    mm_frames_unlock(f);
     rc = follow_writes(f, part, part + 1, (mm_device_stream){stream, f->device}, st);
     mm_guard_leave(&f->guard);
     return rc;
@@ -297,34 +462,67 @@ mark_copies_home(mm_frames *f, mm_status *st)
     return 0;
 }
 
+/* Without a stream, the host waits: not under the lock, as others may queue what it waits for. An
+ * event that they record meanwhile stands behind more copies. */
 static int
-settle_entered(mm_frames *f, mm_device_stream stream, mm_status *st)
+settle_entered(mm_frames *f, const mm_device_stream *stream, mm_status *st)
 {
+    const bool host_waits = stream == NULL || f->host_waits;
     mm_scope scope;
     int rc;
 
-    mm_frames_lock(f); /* no other thread marks others before the stream waits */
+    mm_frames_lock(f);
     rc = mm_scope_enter_relaxed(&scope, f->cu, f->device, st);
     if (rc == 0) {
         rc = mark_copies_home(f, st);
         mm_scope_leave(&scope);
     }
-    if (rc == 0) {
-        rc = follow_copy(f, f->all_sent, stream, st);
+    if (rc == 0 && !host_waits) {
+        rc = follow_copy(f, f->all_sent, *stream, st);
     }
     mm_frames_unlock(f);
+    if (rc == 0 && host_waits) {
+        rc = wait_for_copy(f, f->all_sent, st);
+    }
     return rc == 0 ? 0 : wait_for_device(f, st);
 }
 
 int
 mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st)
 {
+    const mm_device_stream later = {stream, f->device};
     int rc;
 
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = settle_entered(f, (mm_device_stream){stream, f->device}, st);
+    rc = settle_entered(f, &later, st);
+    mm_guard_leave(&f->guard);
+    return rc;
+}
+
+int
+mm_frames_wait(mm_frames *f, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&f->guard)) {
+        return 0;
+    }
+    rc = settle_entered(f, NULL, st);
+    mm_guard_leave(&f->guard);
+    return rc;
+}
+
+int
+mm_frames_synchronize(mm_frames *f, mm_status *st)
+{
+    int rc;
+
+    if (!mm_guard_enter(&f->guard)) {
+        return 0;
+    }
+    rc = synchronize(f, st);
     mm_guard_leave(&f->guard);
     return rc;
 }

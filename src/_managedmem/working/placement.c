@@ -29,10 +29,10 @@ end_of(const mm_place *place)
     return (end + MM_PART_ALIGNMENT - 1) / MM_PART_ALIGNMENT * MM_PART_ALIGNMENT;
 }
 
-/* What goes for a part: the nearest next use of all that goes, and the bytes of it. */
+/* What goes for a part: the nearest next use of all that goes, the most heat, and the bytes. */
 typedef struct {
     uint32_t distance;
-    uint64_t used;
+    double heat;
     size_t bytes;
 } loss;
 
@@ -42,11 +42,14 @@ is_smaller_loss(const loss *a, const loss *b)
     if (a->distance != b->distance) {
         return a->distance > b->distance;
     }
-    return a->used != b->used ? a->used < b->used : a->bytes < b->bytes;
+    if (a->heat != b->heat) {
+        return a->heat < b->heat;
+    }
+    return a->bytes < b->bytes;
 }
 
-/* What goes if a part takes the bytes from `start` on, before which the first `i` parts end. False if
- * something must stay, or the room ends before. */
+/* What goes if a part takes the bytes from `start` on, before which the first `i` parts end. False
+ * if something must stay, or the room ends before. */
 static bool
 measure_loss(const mm_placement *p, const mm_place *places, size_t i, size_t start, size_t bytes,
              uint32_t least, loss *out)
@@ -61,7 +64,7 @@ measure_loss(const mm_placement *p, const mm_place *places, size_t i, size_t sta
             return false;
         }
         out->distance = place->distance < out->distance ? place->distance : out->distance;
-        out->used = place->used > out->used ? place->used : out->used;
+        out->heat = place->heat > out->heat ? place->heat : out->heat;
         out->bytes += place->bytes;
     }
     return true;

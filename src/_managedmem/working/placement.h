@@ -1,9 +1,9 @@
-/* placement.h: the places of parts in one piece of device memory: which ones are there, and which have to
- * go for another one.
+/* placement.h: the places of parts in one piece of device memory: which ones are there, and which
+ * have to go for another one.
  *
  * A part takes bytes that lie together. The parts that go for it are neighbours: of all runs of
- * neighbours with enough room, those whose next use is farthest away. Nothing here calls the driver or
- * locks. */
+ * neighbours with enough room, those whose next use is farthest away; and if that is not known,
+ * those that are used least. Nothing here calls the driver or locks. */
 #ifndef MM_PLACEMENT_H
 #define MM_PLACEMENT_H
 
@@ -23,7 +23,7 @@ typedef struct {
     bool present;
     bool fixed; /* it must stay where it is */
     uint32_t distance; /* uses expected before its next one */
-    uint64_t used; /* the turn of its last use, to compare parts that are not expected */
+    double heat; /* how often it was used of late, to compare parts that are not expected */
 } mm_place;
 
 typedef struct {
@@ -37,12 +37,12 @@ void mm_placement_free(mm_placement *p);
 /* Lets `count` parts be present at once. */
 MM_NODISCARD int mm_placement_reserve(mm_placement *p, size_t count, mm_status *st);
 
-/* Finds the offset for a part, for which only parts with a distance of at least `least` go. False if there
- * is none. */
+/* Finds the offset for a part, for which only parts with a distance of at least `least` go. False
+ * if there is none. */
 bool mm_placement_find(const mm_placement *p, const mm_place *places, size_t bytes, uint32_t least,
                        size_t *offset);
 
-/* Takes the first part that lies in the bytes from `offset` on out; MM_UNEXPECTED if there is none. */
+/* Takes out the first part that lies in the bytes from `offset` on; MM_UNEXPECTED without one. */
 uint32_t mm_placement_take(mm_placement *p, mm_place *places, size_t offset, size_t bytes);
 
 /* Puts a part there, where nothing else is. */

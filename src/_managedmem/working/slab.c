@@ -76,16 +76,19 @@ mm_slab_on_host(int device, size_t size, mm_status *st)
     return slab;
 }
 
-/* A call that fails may have locked the memory all the same. */
+/* A call that fails may have locked the memory all the same. What stays locked is unlocked when it
+ * is freed. */
 static CUresult
 lock_or_undo(mm_driver *cu, mm_slab *slab)
 {
     const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
     void *start = (void *)(uintptr_t)slab->start;
-    CUresult code = cu->MemHostRegister(start, slab->size, flags);
+    CUresult code = cu->MemHostRegister(start, slab->size, flags), undone;
 
+    slab->locked = true;
     if (code != CUDA_SUCCESS) {
-        (void)cu->MemHostUnregister(start);
+        undone = cu->MemHostUnregister(start);
+        slab->locked = undone != CUDA_SUCCESS && undone != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     }
     return code;
 }
@@ -96,6 +99,9 @@ mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
     mm_scope scope;
     CUresult code;
 
+    if (slab->locked) {
+        return 0;
+    }
     if (mm_scope_enter_relaxed(&scope, cu, slab->device, st) < 0) {
         return -1;
     }
@@ -110,14 +116,13 @@ mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
             slab->size);
         return -1;
     }
-    slab->locked = true;
     return 0;
 }
 
 /* --- freeing ------------------------------------------------------------------------------ */
 
-/* Unlocks memory of the host behind a wait for kernels that read it over the bus, as cuMemHostUnregister
- * does not wait. What stays locked stays mapped too. In a relaxed scope. */
+/* Unlocks memory of the host behind a wait for kernels that read it over the bus, as
+ * cuMemHostUnregister does not wait. What stays locked stays mapped too. In a relaxed scope. */
 static CUresult
 unlock_memory(mm_driver *cu, mm_slab *slab)
 {
@@ -132,8 +137,8 @@ unlock_memory(mm_driver *cu, mm_slab *slab)
     return code;
 }
 
-/* False if the memory can be freed later: only inside of a host function, because other failures may come
- * after the effect, and somebody else have the address by then. In a relaxed scope. */
+/* False if the memory can be freed later: only inside of a host function, because other failures
+ * may come after the effect, and somebody else may have the address by then. In a relaxed scope. */
 static bool
 give_up(mm_driver *cu, mm_slab *slab)
 {

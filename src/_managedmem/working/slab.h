@@ -1,6 +1,6 @@
-/* slab.h: one piece of plain memory: frames on a device, or page-locked memory of the host that the
- * device reads and writes where it lies. Neither migrates, so both take what they are asked for and
- * nothing else. */
+/* slab.h: one piece of plain memory: frames on a device, or page-locked memory of the host that
+ * the device reads and writes where it lies. Neither migrates, so both take what they are asked
+ * for and nothing else. */
 #ifndef MM_SLAB_H
 #define MM_SLAB_H
 
@@ -18,9 +18,9 @@ typedef struct {
 /* Memory of the device. NULL on failure. */
 mm_slab *mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st);
 
-/* Memory of the host in huge pages where the system has them, all zero. The caller fills it, and then
- * page-locks it: locking pages that exist takes a tenth of the time. A forked child does not have
- * it. */
+/* Memory of the host in huge pages where the system has them, all zero. The caller fills it, and
+ * then page-locks it: locking pages that exist takes a tenth of the time. A forked child does not
+ * have it. */
 mm_slab *mm_slab_on_host(int device, size_t size, mm_status *st);
 MM_NODISCARD int mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st);
 

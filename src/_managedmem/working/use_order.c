@@ -1,17 +1,17 @@
-/* working_order.c: the next groups of a working set: a given round, and what followed what.
+/* use_order.c: the next parts of a set of frames: a given round, and what followed what.
  *
- * The next use is predicted from the last two, which show the direction of a loop that goes forward
- * and then back, or else from the last one. A use that never had a follower is expected to be
- * followed by a use of the group that was added next. */
-#include "working_order.h"
+ * The next use is predicted from the last two, which show the direction of a loop that goes
+ * forward and then back, or else from the last one. A use that never had a follower is expected to
+ * be followed by a use of the part that was added next. */
+#include "use_order.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-#include "growth.h"
+#include "../memory/growth.h"
 
 enum {
-    PLACES_FOR_A_GROUP = 8,
+    PLACES_FOR_A_PART = 8,
     LEAST_PLACES = 64,
     FEWER = 4, /* the table is made smaller where this part of it is enough */
     MOST_PROBES = 8,
@@ -20,38 +20,38 @@ enum {
 };
 
 void
-mm_working_order_init(mm_working_order *o)
+mm_use_order_init(mm_use_order *o)
 {
-    *o = (mm_working_order){.oldest = MM_NO_GROUP,
-                            .newest = MM_NO_GROUP,
-                            .vacant = MM_NO_GROUP,
-                            .before = MM_NO_GROUP,
-                            .last = MM_NO_GROUP,
-                            .given_trust = MM_MOST_TRUST,
-                            .learned_trust = MM_MOST_TRUST};
+    *o = (mm_use_order){.oldest = MM_NO_PART,
+                        .newest = MM_NO_PART,
+                        .vacant = MM_NO_PART,
+                        .before = MM_NO_PART,
+                        .last = MM_NO_PART,
+                        .given_trust = MM_MOST_TRUST,
+                        .learned_trust = MM_MOST_TRUST};
 }
 
 void
-mm_working_order_free(mm_working_order *o)
+mm_use_order_free(mm_use_order *o)
 {
     free(o->added);
     free(o->followers);
     free(o->doubts);
     free(o->pairs);
     free(o->given);
-    mm_working_order_init(o);
+    mm_use_order_init(o);
 }
 
 /* --- uses --------------------------------------------------------------------------------- */
 
 static uint32_t
-use_of(uint32_t group, bool reads)
+use_of(uint32_t part, bool reads)
 {
-    return 2 * group + reads;
+    return 2 * part + reads;
 }
 
 static uint32_t
-group_of(uint32_t use)
+part_of(uint32_t use)
 {
     return use / 2;
 }
@@ -62,27 +62,27 @@ only_reads(uint32_t use)
     return use % 2 != 0;
 }
 
-/* Also true for a use that its group does not have. */
+/* Also true for a use that its part does not have. */
 static bool
-is_removed(const mm_working_order *o, uint32_t use)
+is_removed(const mm_use_order *o, uint32_t use)
 {
-    return o->followers[use] == MM_REMOVED_GROUP;
+    return o->followers[use] == MM_REMOVED_PART;
 }
 
-/* A use like this one, of the group that was added next; behind the newest group comes the oldest. */
+/* A use like this one, of the part that was added next; behind the newest part comes the oldest. */
 static uint32_t
-use_behind(const mm_working_order *o, uint32_t use)
+use_behind(const mm_use_order *o, uint32_t use)
 {
-    uint32_t next = o->added[group_of(use)].next;
-    uint32_t group = next != MM_NO_GROUP ? next : o->oldest;
+    uint32_t next = o->added[part_of(use)].next;
+    uint32_t part = next != MM_NO_PART ? next : o->oldest;
 
-    return use_of(group, only_reads(use) && !is_removed(o, use_of(group, true)));
+    return use_of(part, only_reads(use) && !is_removed(o, use_of(part, true)));
 }
 
 /* --- the table of pairs ------------------------------------------------------------------- */
 
 static size_t
-count_places(const mm_working_order *o)
+count_places(const mm_use_order *o)
 {
     return o->pairs == NULL ? 0 : (size_t)o->pair_mask + 1;
 }
@@ -90,7 +90,7 @@ count_places(const mm_working_order *o)
 static bool
 has_pair(const mm_followed_pair *place)
 {
-    return place->first != MM_NO_GROUP && place->first != MM_REMOVED_GROUP;
+    return place->first != MM_NO_PART && place->first != MM_REMOVED_PART;
 }
 
 static uint32_t
@@ -104,7 +104,7 @@ hash_pair(uint32_t first, uint32_t second)
 /* The place of a pair, or the one that it would take: that of a forgotten pair, an empty place, or
  * else the first one of its probes, whose pair is then forgotten. */
 static mm_followed_pair *
-find_pair(const mm_working_order *o, uint32_t first, uint32_t second)
+find_pair(const mm_use_order *o, uint32_t first, uint32_t second)
 {
     uint32_t hash = hash_pair(first, second);
     mm_followed_pair *forgotten = NULL;
@@ -117,7 +117,7 @@ find_pair(const mm_working_order *o, uint32_t first, uint32_t second)
         if (!has_pair(place) && forgotten == NULL) {
             forgotten = place;
         }
-        if (place->first == MM_NO_GROUP) {
+        if (place->first == MM_NO_PART) {
             break;
         }
     }
@@ -125,22 +125,22 @@ find_pair(const mm_working_order *o, uint32_t first, uint32_t second)
 }
 
 static void
-learn_pair(mm_working_order *o, const mm_followed_pair *pair)
+learn_pair(mm_use_order *o, const mm_followed_pair *pair)
 {
     if (o->pairs != NULL) {
         *find_pair(o, pair->first, pair->second) = *pair;
     }
 }
 
-/* Makes the table larger for more groups, and smaller for far fewer. Without memory it stays as it is:
- * it only forgets. */
+/* Makes the table larger for more parts, and smaller for far fewer. Without memory it stays as it
+ * is: it only forgets. */
 static void
-fit_pairs(mm_working_order *o)
+fit_pairs(mm_use_order *o)
 {
     size_t places = count_places(o), wanted = LEAST_PLACES;
     mm_followed_pair *fitting, *earlier = o->pairs;
 
-    while (wanted < (size_t)o->live * PLACES_FOR_A_GROUP) {
+    while (wanted < (size_t)o->live * PLACES_FOR_A_PART) {
         wanted *= 2;
     }
     if ((wanted <= places && wanted > places / FEWER)
@@ -148,7 +148,7 @@ fit_pairs(mm_working_order *o)
         return;
     }
     for (size_t i = 0; i < wanted; i++) {
-        fitting[i].first = MM_NO_GROUP;
+        fitting[i].first = MM_NO_PART;
     }
     o->pairs = fitting;
     o->pair_mask = (uint32_t)wanted - 1;
@@ -160,80 +160,81 @@ fit_pairs(mm_working_order *o)
     free(earlier);
 }
 
-/* --- groups and the given round ----------------------------------------------------------- */
+/* --- parts and the given round ----------------------------------------------------------- */
 
 /* Makes room for one number more. */
 static int
-grow_uses(mm_working_order *o, mm_status *st)
+grow_uses(mm_use_order *o, mm_status *st)
 {
-    size_t groups = (size_t)o->count + 1, uses = 2 * groups;
+    size_t parts = (size_t)o->count + 1, uses = 2 * parts;
 
-    if (uses > MM_REMOVED_GROUP) {
-        return mm_fail(st, MM_BAD_VALUE, "a working set cannot have more than %u groups",
-                       MM_REMOVED_GROUP / 2);
+    if (uses > MM_REMOVED_PART) {
+        return mm_fail(st, MM_BAD_VALUE, "a working set cannot have more than %u parts",
+                       MM_REMOVED_PART / 2);
     }
-    o->added = mm_grow(o->added, &o->added_capacity, groups, sizeof *o->added, st);
+    o->added = mm_grow(o->added, &o->added_capacity, parts, sizeof *o->added, st);
     o->followers = mm_grow(o->followers, &o->follower_capacity, uses, sizeof *o->followers, st);
     o->doubts = mm_grow(o->doubts, &o->doubt_capacity, uses, sizeof *o->doubts, st);
-    return o->added_capacity < groups || o->follower_capacity < uses || o->doubt_capacity < uses
+    return o->added_capacity < parts || o->follower_capacity < uses || o->doubt_capacity < uses
                ? -1
                : 0;
 }
 
 static uint32_t
-take_number(mm_working_order *o)
+take_number(mm_use_order *o)
 {
-    uint32_t group = o->vacant;
+    uint32_t part = o->vacant;
 
-    if (group == MM_NO_GROUP) {
+    if (part == MM_NO_PART) {
         return o->count++;
     }
-    o->vacant = o->added[group].next;
-    return group;
+    o->vacant = o->added[part].next;
+    return part;
 }
 
-/* The neighbours of a group in the list, or the ends of the list, are joined to it, or without it. */
+/* The neighbours of a part in the list, or the ends of the list, are joined to it, or
+ * without it. */
 static void
-link_neighbours(mm_working_order *o, mm_added_group ends, uint32_t next, uint32_t previous)
+link_neighbours(mm_use_order *o, mm_added_part ends, uint32_t next, uint32_t previous)
 {
-    *(ends.previous != MM_NO_GROUP ? &o->added[ends.previous].next : &o->oldest) = next;
-    *(ends.next != MM_NO_GROUP ? &o->added[ends.next].previous : &o->newest) = previous;
+    *(ends.previous != MM_NO_PART ? &o->added[ends.previous].next : &o->oldest) = next;
+    *(ends.next != MM_NO_PART ? &o->added[ends.next].previous : &o->newest) = previous;
 }
 
 int
-mm_working_order_add(mm_working_order *o, bool is_written, mm_status *st)
+mm_use_order_add(mm_use_order *o, bool is_written, mm_status *st)
 {
-    uint32_t group;
+    uint32_t part;
 
-    if (o->vacant == MM_NO_GROUP && grow_uses(o, st) < 0) {
+    if (o->vacant == MM_NO_PART && grow_uses(o, st) < 0) {
         return -1;
     }
-    group = take_number(o);
-    o->doubts[use_of(group, false)] = o->doubts[use_of(group, true)] = 0;
-    o->followers[use_of(group, false)] = MM_NO_GROUP;
-    o->followers[use_of(group, true)] = is_written ? MM_NO_GROUP : MM_REMOVED_GROUP;
-    o->added[group] = (mm_added_group){.next = MM_NO_GROUP, .previous = o->newest};
-    link_neighbours(o, o->added[group], group, group);
+    part = take_number(o);
+    o->doubts[use_of(part, false)] = o->doubts[use_of(part, true)] = 0;
+    o->followers[use_of(part, false)] = MM_NO_PART;
+    o->followers[use_of(part, true)] = is_written ? MM_NO_PART : MM_REMOVED_PART;
+    o->added[part] = (mm_added_part){.next = MM_NO_PART, .previous = o->newest};
+    link_neighbours(o, o->added[part], part, part);
     o->live++;
     fit_pairs(o);
     return 0;
 }
 
 void
-mm_working_order_vacate(mm_working_order *o, uint32_t group)
+mm_use_order_vacate(mm_use_order *o, uint32_t part)
 {
-    assert(group < o->count && is_removed(o, use_of(group, false)));
-    o->added[group].next = o->vacant;
-    o->vacant = group;
+    assert(part < o->count && is_removed(o, use_of(part, false)));
+    o->added[part].next = o->vacant;
+    o->vacant = part;
 }
 
 int
-mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count, mm_status *st)
+mm_use_order_give(mm_use_order *o, const uint32_t *round, size_t count, mm_status *st)
 {
     uint32_t *copy = NULL;
 
-    if (count >= MM_NO_GROUP || (count > 0 && (copy = malloc(count * sizeof *copy)) == NULL)) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for an order of %zu groups", count);
+    if (count >= MM_NO_PART || (count > 0 && (copy = malloc(count * sizeof *copy)) == NULL)) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for an order of %zu parts", count);
     }
     free(o->given);
     o->given = copy;
@@ -253,42 +254,42 @@ mm_working_order_give(mm_working_order *o, const uint32_t *round, size_t count, 
 
 /* The pair that the two make, or NULL. */
 static const mm_followed_pair *
-learned_pair(const mm_working_order *o, uint32_t first, uint32_t second)
+learned_pair(const mm_use_order *o, uint32_t first, uint32_t second)
 {
     const mm_followed_pair *place = NULL;
 
-    if (first != MM_NO_GROUP && o->pairs != NULL) {
+    if (first != MM_NO_PART && o->pairs != NULL) {
         place = find_pair(o, first, second);
     }
     return place != NULL && place->first == first && place->second == second ? place : NULL;
 }
 
 static uint32_t
-learned_follower(const mm_working_order *o, uint32_t first, uint32_t second, uint32_t times)
+learned_follower(const mm_use_order *o, uint32_t first, uint32_t second, uint32_t times)
 {
     const mm_followed_pair *pair;
 
-    if (second == MM_NO_GROUP) {
-        return o->oldest != MM_NO_GROUP ? use_of(o->oldest, false) : MM_NO_GROUP;
+    if (second == MM_NO_PART) {
+        return o->oldest != MM_NO_PART ? use_of(o->oldest, false) : MM_NO_PART;
     }
     pair = learned_pair(o, first, second);
     if (pair != NULL) {
         return times < pair->times ? second : pair->next;
     }
-    if (o->followers[second] != MM_NO_GROUP) {
+    if (o->followers[second] != MM_NO_PART) {
         return o->followers[second];
     }
     return use_behind(o, second);
 }
 
 static bool
-uses_given(const mm_working_order *o)
+uses_given(const mm_use_order *o)
 {
     return o->given_count > 0 && o->given_trust >= o->learned_trust;
 }
 
 mm_order_walk
-mm_working_order_walk(const mm_working_order *o)
+mm_use_order_walk(const mm_use_order *o)
 {
     return (mm_order_walk){.first = o->before,
                            .second = o->last,
@@ -298,7 +299,7 @@ mm_working_order_walk(const mm_working_order *o)
 }
 
 static uint32_t
-next_use(const mm_working_order *o, mm_order_walk *walk)
+next_use(const mm_use_order *o, mm_order_walk *walk)
 {
     uint32_t next;
 
@@ -308,7 +309,7 @@ next_use(const mm_working_order *o, mm_order_walk *walk)
         return next;
     }
     next = learned_follower(o, walk->first, walk->second, walk->times);
-    walk->is_doubtful |= walk->second != MM_NO_GROUP && o->doubts[walk->second] >= LEAST_DOUBT;
+    walk->is_doubtful |= walk->second != MM_NO_PART && o->doubts[walk->second] >= LEAST_DOUBT;
     if (next == walk->second) {
         walk->times++;
     } else {
@@ -320,16 +321,16 @@ next_use(const mm_working_order *o, mm_order_walk *walk)
 }
 
 uint32_t
-mm_order_walk_next(const mm_working_order *o, mm_order_walk *walk, bool *reads)
+mm_order_walk_next(const mm_use_order *o, mm_order_walk *walk, bool *reads)
 {
     uint32_t use = next_use(o, walk);
 
-    *reads = use != MM_NO_GROUP && only_reads(use);
-    return use != MM_NO_GROUP ? group_of(use) : MM_NO_GROUP;
+    *reads = use != MM_NO_PART && only_reads(use);
+    return use != MM_NO_PART ? part_of(use) : MM_NO_PART;
 }
 
 int
-mm_working_order_trust(const mm_working_order *o)
+mm_use_order_trust(const mm_use_order *o)
 {
     return uses_given(o) ? o->given_trust : o->learned_trust;
 }
@@ -338,7 +339,7 @@ mm_working_order_trust(const mm_working_order *o)
 
 /* Learns (before, behind) in place of (before, use), which `behind` followed, and (use, behind). */
 static void
-join_pairs(mm_working_order *o, uint32_t use)
+join_pairs(mm_use_order *o, uint32_t use)
 {
     for (size_t i = 0; i < count_places(o); i++) {
         const mm_followed_pair pair = o->pairs[i], *behind;
@@ -356,7 +357,7 @@ join_pairs(mm_working_order *o, uint32_t use)
 /* What follows a pair once the use that followed it is gone. If that is the second one of the pair
  * itself, as at the end of a loop that turns, its two uses are in a row then. */
 static mm_followed_pair
-pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t use)
+pair_without(const mm_use_order *o, const mm_followed_pair *pair, uint32_t use)
 {
     const mm_followed_pair *through = learned_pair(o, pair->second, use), *back;
     mm_followed_pair joined = *pair;
@@ -365,13 +366,13 @@ pair_without(const mm_working_order *o, const mm_followed_pair *pair, uint32_t u
     if (joined.next == pair->second) {
         back = learned_pair(o, use, pair->second);
         joined.times += back != NULL ? back->times : 0;
-        joined.next = back != NULL ? back->next : MM_NO_GROUP;
+        joined.next = back != NULL ? back->next : MM_NO_PART;
     }
     return joined;
 }
 
 static void
-forget_pairs(mm_working_order *o, uint32_t use)
+forget_pairs(mm_use_order *o, uint32_t use)
 {
     for (size_t i = 0; i < count_places(o); i++) {
         mm_followed_pair *pair = &o->pairs[i];
@@ -383,34 +384,34 @@ forget_pairs(mm_working_order *o, uint32_t use)
         mm_followed_pair *pair = &o->pairs[i];
         if (has_pair(pair)
             && (pair->first == use || pair->second == use || pair->next == use
-                || pair->next == pair->second || pair->next == MM_NO_GROUP)) {
-            pair->first = MM_REMOVED_GROUP;
+                || pair->next == pair->second || pair->next == MM_NO_PART)) {
+            pair->first = MM_REMOVED_PART;
         }
     }
 }
 
 static void
-forget_follower(mm_working_order *o, uint32_t use)
+forget_follower(mm_use_order *o, uint32_t use)
 {
     uint32_t behind = o->followers[use];
 
-    for (uint32_t group = o->oldest; group != MM_NO_GROUP; group = o->added[group].next) {
-        for (uint32_t i = use_of(group, false); i <= use_of(group, true); i++) {
+    for (uint32_t part = o->oldest; part != MM_NO_PART; part = o->added[part].next) {
+        for (uint32_t i = use_of(part, false); i <= use_of(part, true); i++) {
             if (o->followers[i] == use) {
-                o->followers[i] = behind == i ? MM_NO_GROUP : behind;
+                o->followers[i] = behind == i ? MM_NO_PART : behind;
             }
         }
     }
-    o->followers[use] = MM_REMOVED_GROUP;
+    o->followers[use] = MM_REMOVED_PART;
 }
 
 static void
-leave_out_given(mm_working_order *o, uint32_t group)
+leave_out_given(mm_use_order *o, uint32_t part)
 {
     uint32_t kept = 0, next = o->given_next;
 
     for (uint32_t i = 0; i < o->given_count; i++) {
-        if (group_of(o->given[i]) != group) {
+        if (part_of(o->given[i]) != part) {
             o->given[kept++] = o->given[i];
         } else if (i < o->given_next) {
             next--;
@@ -421,31 +422,31 @@ leave_out_given(mm_working_order *o, uint32_t group)
 }
 
 static void
-forget_use(mm_working_order *o, uint32_t use)
+forget_use(mm_use_order *o, uint32_t use)
 {
     join_pairs(o, use);
     forget_pairs(o, use);
     forget_follower(o, use);
     if (o->last == use) {
         o->last = o->before;
-        o->before = MM_NO_GROUP;
+        o->before = MM_NO_PART;
         o->times = 1;
     }
     if (o->before == use) {
-        o->before = MM_NO_GROUP;
+        o->before = MM_NO_PART;
     }
 }
 
 void
-mm_working_order_remove(mm_working_order *o, uint32_t group)
+mm_use_order_remove(mm_use_order *o, uint32_t part)
 {
-    assert(group < o->count && !is_removed(o, use_of(group, false)));
-    forget_use(o, use_of(group, false));
-    if (!is_removed(o, use_of(group, true))) {
-        forget_use(o, use_of(group, true));
+    assert(part < o->count && !is_removed(o, use_of(part, false)));
+    forget_use(o, use_of(part, false));
+    if (!is_removed(o, use_of(part, true))) {
+        forget_use(o, use_of(part, true));
     }
-    leave_out_given(o, group);
-    link_neighbours(o, o->added[group], o->added[group].next, o->added[group].previous);
+    leave_out_given(o, part);
+    link_neighbours(o, o->added[part], o->added[part].next, o->added[part].previous);
     o->live--;
     fit_pairs(o);
 }
@@ -472,24 +473,24 @@ note_doubt(uint8_t *doubt, bool right)
     }
 }
 
-/* The next place with this group, or the number of places if the round lacks it. */
+/* The next place with this part, or the number of places if the round lacks it. */
 static uint32_t
-place_of(const mm_working_order *o, uint32_t group)
+place_of(const mm_use_order *o, uint32_t part)
 {
     for (uint32_t i = 0; i < o->given_count; i++) {
         uint32_t place = (o->given_next + i) % o->given_count;
-        if (group_of(o->given[place]) == group) {
+        if (part_of(o->given[place]) == part) {
             return place;
         }
     }
     return o->given_count;
 }
 
-/* An expectation with the wrong access counts as right: the group is needed all the same. */
+/* An expectation with the wrong access counts as right: the part is needed all the same. */
 static void
-note_given(mm_working_order *o, uint32_t use)
+note_given(mm_use_order *o, uint32_t use)
 {
-    uint32_t place = place_of(o, group_of(use));
+    uint32_t place = place_of(o, part_of(use));
 
     o->given_trust = changed_trust(o->given_trust, place == o->given_next);
     if (place < o->given_count) {
@@ -499,24 +500,24 @@ note_given(mm_working_order *o, uint32_t use)
 }
 
 static void
-note_learned(mm_working_order *o, uint32_t use)
+note_learned(mm_use_order *o, uint32_t use)
 {
     uint32_t expected = learned_follower(o, o->before, o->last, o->times);
 
-    bool right = o->last == MM_NO_GROUP || group_of(expected) == group_of(use);
+    bool right = o->last == MM_NO_PART || part_of(expected) == part_of(use);
 
     o->learned_trust = changed_trust(o->learned_trust, right);
-    if (o->last != MM_NO_GROUP) {
+    if (o->last != MM_NO_PART) {
         note_doubt(&o->doubts[o->last], right);
     }
     if (use == o->last) {
         o->times++;
         return;
     }
-    if (o->last != MM_NO_GROUP) {
+    if (o->last != MM_NO_PART) {
         o->followers[o->last] = use;
     }
-    if (o->before != MM_NO_GROUP) {
+    if (o->before != MM_NO_PART) {
         learn_pair(o, &(mm_followed_pair){o->before, o->last, o->times, use});
     }
     o->before = o->last;
@@ -525,11 +526,11 @@ note_learned(mm_working_order *o, uint32_t use)
 }
 
 void
-mm_working_order_note(mm_working_order *o, uint32_t group, bool reads)
+mm_use_order_note(mm_use_order *o, uint32_t part, bool reads)
 {
-    uint32_t use = use_of(group, reads);
+    uint32_t use = use_of(part, reads);
 
-    assert(group < o->count && !is_removed(o, use));
+    assert(part < o->count && !is_removed(o, use));
     if (o->given_count > 0) {
         note_given(o, use);
     }

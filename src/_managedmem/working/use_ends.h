@@ -1,16 +1,16 @@
-/* working_releases.h: the ends of the uses of a group, as events: which ones a drop has to wait for.
+/* use_ends.h: the ends of the uses of a part, as events: which ones a drop has to wait for.
  *
- * A pool keeps the events for later uses. Lists and the pool belong to a set; "under the lock" means
- * that the caller holds the lock of that set. */
-#ifndef MM_WORKING_RELEASES_H
-#define MM_WORKING_RELEASES_H
+ * A pool keeps the events for later uses. Lists and the pool belong to a set; "under the lock"
+ * means that the caller holds the lock of that set. */
+#ifndef MM_USE_ENDS_H
+#define MM_USE_ENDS_H
 
 #include <pthread.h>
 
-#include "stream.h"
-#include "working_set.h"
+#include "../memory/stream.h"
 
 /* The end of the latest use on a stream. */
+typedef struct mm_release_list mm_release_list;
 struct mm_release_list {
     CUevent event;
     mm_context context; /* the event ends with it */
@@ -20,14 +20,14 @@ struct mm_release_list {
     mm_release_list *next;
 };
 
-/* Records the end of a use on the stream, with an event of *pool, which the lock protects, or a new
- * one. NULL on failure. The caller does not hold the lock. */
+/* Records the end of a use on the stream, with an event of *pool, which the lock protects, or a
+ * new one. NULL on failure. The caller does not hold the lock. */
 mm_release_list *mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
                                    mm_release_list **pool, mm_status *st);
 
 /* Adds a release to a list. It replaces those of the same stream that were added before it began,
- * which go to the pool: of two that threads recorded at once, either may be the later one. Under the
- * lock. */
+ * which go to the pool: of two that threads recorded at once, either may be the later one. Under
+ * the lock. */
 mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
                                 mm_release_list **pool);
 
@@ -37,19 +37,13 @@ size_t mm_releases_count(const mm_release_list *list);
 /* Puts one list behind another one. */
 mm_release_list *mm_releases_join(mm_release_list *list, mm_release_list *behind);
 
-/* Takes those out of *list whose work is known to be done, and returns them for the pool, without those
- * whose context has ended, which it frees. In a scope; the caller does not hold the lock. */
+/* Takes those out of *list whose work is known to be done, and returns them for the pool, without
+ * those whose context has ended, which it frees. In a
+ * scope; the caller does not hold the lock. */
 mm_release_list *mm_releases_take_passed(mm_driver *cu, mm_release_list **list);
 
 /* Moves a whole list to the pool. Under the lock. */
 void mm_release_keep(mm_release_list *list, mm_release_list **pool);
-
-/* True if all work before the event is done. An event whose query fails twice counts as passed,
- * because a wait for it would never end. */
-bool mm_event_has_passed(mm_driver *cu, CUevent event);
-
-/* The same for all releases. A destroyed context has waited for its work. */
-bool mm_releases_have_passed(mm_driver *cu, const mm_release_list *list);
 
 /* Destroys the events of a list, and frees it. */
 void mm_releases_free(mm_driver *cu, mm_release_list *list);

@@ -1,5 +1,5 @@
-/* working_releases.c: events at the ends of the uses of a group. */
-#include "working_releases.h"
+/* use_ends.c: events at the ends of the uses of a part. */
+#include "use_ends.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -205,28 +205,6 @@ mm_release_keep(mm_release_list *list, mm_release_list **pool)
         *pool = list;
         list = next;
     }
-}
-
-bool
-mm_event_has_passed(mm_driver *cu, CUevent event)
-{
-    CUresult code = cu->EventQuery(event);
-
-    if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_READY) {
-        code = cu->EventQuery(event);
-    }
-    return code != CUDA_ERROR_NOT_READY;
-}
-
-bool
-mm_releases_have_passed(mm_driver *cu, const mm_release_list *list)
-{
-    for (; list != NULL; list = list->next) {
-        if (!mm_context_has_ended(cu, &list->context) && !mm_event_has_passed(cu, list->event)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 void

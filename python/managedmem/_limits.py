@@ -1,0 +1,77 @@
+"""Budgets of device memory, as bytes and as text, and the host memory that can be had."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+from typing import SupportsIndex
+
+
+def read_budget(budget: SupportsIndex | str, name: str = "budget") -> int | None:
+    """The bytes that an argument of this name gives; None for "auto"."""
+    if isinstance(budget, str):
+        return None if budget.strip().lower() == "auto" else _bytes_in(budget, name)
+    if isinstance(budget, bool) or not hasattr(budget, "__index__"):
+        raise TypeError(_needed(name, budget))
+    limit = operator.index(budget)
+    if limit <= 0:
+        raise ValueError(f"{name} must be a positive number of bytes, got {limit}")
+    return limit
+
+
+def _needed(name: str, given: object) -> str:
+    return f"{name} must be a number of bytes or text such as '4 GiB' or 'auto', got {given!r}"
+
+
+def _bytes_in(text: str, name: str) -> int:
+    """The bytes of a text such as "2.5 GiB"."""
+    digits = r"\d{1,1000}"
+    found = re.fullmatch(
+        rf"\s*({digits})(?:\.({digits}))?\s*([kmgt]?)(i?)b\s*", text, re.IGNORECASE
+    )
+    nbytes = 0
+    if found is not None:
+        power = " kmgt".index(found[3].lower() or " ")
+        unit, places = (1024 if found[4] else 1000) ** power, found[2] or ""
+        nbytes = int(found[1] + places) * unit // 10 ** len(places)
+    if nbytes <= 0:
+        raise ValueError(_needed(name, text))
+    return nbytes
+
+
+def host_available() -> int | None:
+    """Bytes of host memory that can be had, within the limit of a container; None if unknown."""
+    found = [each for each in (_available(), _left_in_container()) if each is not None]
+    return min(found, default=None)
+
+
+def _available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
+
+
+def _left_in_container() -> int | None:
+    """What the limit of the control group leaves, of version 2 or 1. Cached files make room."""
+    for folder, limit, used, prefix in (
+        (".", "memory.max", "memory.current", ""),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        root = Path("/sys/fs/cgroup") / folder
+        try:
+            most = (root / limit).read_text().strip()
+            if most == "max":
+                continue
+            lines = (root / "memory.stat").read_text().splitlines()
+            counts = {name: int(count) for name, count in map(str.split, lines)}
+            cached = sum(counts.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+            dirty = counts.get("file_dirty", counts.get(f"{prefix}dirty", 0))
+            taken = int((root / used).read_text()) - max(0, cached - dirty)
+            return max(0, int(most) - max(0, taken))
+        except (OSError, ValueError):
+            continue
+    return None

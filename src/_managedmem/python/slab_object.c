@@ -1,0 +1,234 @@
+/* slab_object.c: the type _Slab: memory of the homes and frames of working sets and managedmem.torch. */
+#include <string.h>
+
+#include "../memory/copy.h"
+#include "../working/slab.h"
+#include "args.h"
+#include "foreign_memory.h"
+
+typedef struct {
+    PyObject_HEAD
+    mm_slab *slab;
+} slab_object;
+
+static slab_object *
+slab_of(PyObject *op)
+{
+    return (slab_object *)op;
+}
+
+static mm_slab *
+make_slab(mm_driver *cu, int device, size_t size, bool on_host, mm_status *st)
+{
+    return on_host ? mm_slab_on_host(device, size, st) : mm_slab_on_device(cu, device, size, st);
+}
+
+static PyObject *
+slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    enum { DEVICE, NBYTES, ON_HOST, ARGC };
+    static const char *const names[ARGC] = {
+        [DEVICE] = "device", [NBYTES] = "nbytes", [ON_HOST] = "on_host"};
+    static const mm_parameters parameters = {
+        .function = "_Slab", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
+    mm_state *state = mm_type_state(type);
+    PyObject *argv[ARGC], *self;
+    bool on_host = false;
+    mm_driver *cu;
+    size_t size, device;
+    mm_slab *slab;
+    mm_status st;
+
+    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+        || mm_read_size(argv[DEVICE], "device", &device) < 0
+        || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
+        || mm_read_flag(state, argv[ON_HOST], "on_host", &on_host) < 0
+        || (cu = mm_open(state)) == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    slab = make_slab(cu, (int)device, size, on_host, &st);
+    Py_END_ALLOW_THREADS
+    if (slab == NULL) {
+        return mm_raise(state, &st);
+    }
+    self = mm_alloc_object(type);
+    if (self == NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        mm_slab_free(slab);
+        Py_END_ALLOW_THREADS
+        return NULL;
+    }
+    slab_of(self)->slab = slab;
+    return self;
+}
+
+static void
+slab_dealloc(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    Py_BEGIN_ALLOW_THREADS
+    mm_slab_free(slab_of(op)->slab);
+    Py_END_ALLOW_THREADS
+    mm_free_object(op);
+}
+
+static PyObject *
+slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    mm_driver *cu = mm_open(state);
+    mm_status st;
+    int rc;
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_slab_lock(cu, slab_of(op)->slab, &st);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(state, rc, &st);
+}
+
+/* Bytes of another library's array, as they lie in memory. */
+static int
+read_source(mm_state *state, PyObject *value, mm_foreign *source)
+{
+    if (mm_read_foreign(state, value, true, source) < 0) {
+        return -1;
+    }
+    if (!source->strided && !source->swapped && !source->lazy) {
+        return 0;
+    }
+    Py_CLEAR(source->export);
+    return mm_refuse_foreign(
+        PyExc_ValueError, value,
+        source->lazy      ? MM_LAZY_TENSOR
+        : source->strided ? "cannot be copied: it is not C-contiguous; make a copy that is, as "
+                            "numpy.ascontiguousarray() or Tensor.contiguous() does"
+                          : "has elements of the other byte order: convert it, as "
+                            "array.astype(array.dtype.newbyteorder(\"=\")) does");
+}
+
+/* Device memory follows its producer; the copy is complete when this returns. */
+static int
+copy_source(mm_driver *cu, const mm_slab *slab, size_t offset, const mm_foreign *source,
+            mm_status *st)
+{
+    const mm_device_stream stream = {NULL, slab->device};
+    mm_pointer_attributes attributes;
+
+    if (mm_pointer_query(cu, source->range.start, &attributes, st) < 0) {
+        return -1;
+    }
+    if (attributes.type == 0) {
+        memcpy((char *)(uintptr_t)slab->start + offset,
+               (const void *)(uintptr_t)source->range.start, source->range.size);
+        return 0;
+    }
+    if (source->producer != NULL
+        && mm_stream_follow(cu, stream, (mm_device_stream){source->producer, MM_ANY_DEVICE}, st)
+               < 0) {
+        return -1;
+    }
+    return mm_copy(cu, slab->start + offset, source->range.start, source->range.size, stream, true,
+                   st);
+}
+
+static PyObject *
+slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { OFFSET, NBYTES, SOURCE, ARGC };
+    static const char *const names[ARGC] = {
+        [OFFSET] = "offset", [NBYTES] = "nbytes", [SOURCE] = "source"};
+    static const mm_parameters parameters = {
+        .function = "fill", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    const mm_slab *slab = slab_of(op)->slab;
+    mm_driver *cu = mm_open(state);
+    PyObject *argv[ARGC];
+    mm_foreign source;
+    size_t offset, size;
+    mm_status st;
+    int rc = 0;
+
+    if (cu == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+        || mm_read_size(argv[OFFSET], "offset", &offset) < 0
+        || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
+        || read_source(state, argv[SOURCE], &source) < 0) {
+        return NULL;
+    }
+    if (source.range.size != size) {
+        PyErr_Format(PyExc_ValueError, "%R has %zu bytes, but %zu by its shape and dtype",
+                     argv[SOURCE], source.range.size, size);
+        rc = -1;
+    } else if (!slab->on_host || offset > slab->size || source.range.size > slab->size - offset) {
+        PyErr_Format(PyExc_ValueError, "%zu bytes at %zu do not fit the host memory of %zu bytes",
+                     source.range.size, offset, slab->size);
+        rc = -1;
+    } else if (source.range.size > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = copy_source(cu, slab, offset, &source, &st);
+        Py_END_ALLOW_THREADS
+        rc = mm_raise_failure(state, rc, &st);
+    }
+    Py_XDECREF(source.export);
+    return rc < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+slab_get_handle(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromUnsignedLongLong(slab_of(op)->slab->start);
+}
+
+static PyObject *
+slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(slab_of(op)->slab->size);
+}
+
+PyDoc_STRVAR(
+    slab_doc,
+    "_Slab(device, nbytes, on_host)\n--\n\n"
+    "Plain memory that is freed with its last reference: on the device, or host memory that\n"
+    "lock() page-locks, so that the device reaches it.");
+
+static PyMethodDef slab_methods[] = {
+    {"lock", slab_lock, METH_NOARGS, "lock($self, /)\n--\n\nPage-lock memory of the host."},
+    MM_METHOD("fill", slab_fill,
+              "fill($self, /, offset, nbytes, source)\n--\n\n"
+              "Copy the bytes of an array, as many as are expected, into memory of the host."),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef slab_properties[] = {
+    {"handle", slab_get_handle, NULL, "The address.", NULL},
+    {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* clang-format off */
+static PyType_Slot slab_slots[] = {
+    {Py_tp_doc, (void *)slab_doc},
+    {Py_tp_new, slab_new},
+    {Py_tp_dealloc, slab_dealloc},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_methods, slab_methods},
+    {Py_tp_getset, slab_properties},
+    {0, NULL},
+};
+/* clang-format on */
+
+static PyType_Spec slab_spec = {
+    .name = "managedmem._managedmem._Slab",
+    .basicsize = sizeof(slab_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slab_slots,
+};
+
+int
+mm_slab_init(PyObject *module, mm_state *state)
+{
+    return mm_add_type(module, &slab_spec, &state->slab_type);
+}

@@ -1,0 +1,100 @@
+/* use_order.h: the order in which the parts of a set of frames are used: what comes next, from a
+ * given order, from the past, or from the order in which the parts were added.
+ *
+ * Parts are numbers from 0 on; that of a removed part is given to a later one once it is vacated.
+ * So time and memory depend on the parts that live, or lived at once. The uses of a part have two
+ * numbers: 2 * part in general, and 2 * part + 1 for those that only read a part that others
+ * write. So a loop that reads all parts and one that writes them have followers of their own.
+ * Nothing here locks: the caller admits one thread at a time. */
+#ifndef MM_USE_ORDER_H
+#define MM_USE_ORDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../driver/status.h"
+
+#define MM_NO_PART UINT32_MAX
+#define MM_REMOVED_PART (MM_NO_PART - 1) /* in place of the number of one that was removed */
+
+/* The trust in a predictor: the number of next parts that may be loaded ahead, at most this one. */
+enum { MM_MOST_TRUST = 8 };
+
+/* The use that came after one that followed another one. */
+typedef struct {
+    uint32_t first, second; /* first: MM_NO_PART in an empty place, where a search ends;
+                             * MM_REMOVED_PART in a forgotten one, where it goes on */
+    uint32_t times; /* how often the second one came in a row */
+    uint32_t next;
+} mm_followed_pair;
+
+/* The neighbours of a part in the order of adding; or MM_NO_PART. */
+typedef struct {
+    uint32_t next, previous; /* next: of a vacant number, the next vacant one */
+} mm_added_part;
+
+/* Zeroed memory is not an empty order: mm_use_order_init sets what is MM_NO_PART, and the
+ * trusts. */
+typedef struct {
+    uint32_t count; /* of numbers that were given: the most parts that there were at once */
+    uint32_t live; /* parts that were not removed: */
+    uint32_t oldest, newest; /* the ends of their list in the order of adding; or MM_NO_PART */
+    uint32_t vacant; /* the number that the next part gets; or MM_NO_PART */
+    mm_added_part *added; /* by numbers */
+    size_t added_capacity;
+    uint32_t before, last; /* the last two different uses; or MM_NO_PART */
+    uint32_t times; /* how often the last one came in a row */
+    /* Learned: the latest follower of each use, and of each pair. The follower is MM_REMOVED_PART
+     * for uses of a removed part, and for uses that a part does not have. */
+    uint32_t *followers;
+    size_t follower_capacity;
+    uint8_t *doubts; /* for each use: the excess of wrong expectations behind it over right ones */
+    size_t doubt_capacity;
+    mm_followed_pair *pairs;
+    uint32_t pair_mask; /* places - 1; the table is NULL without memory for it */
+    /* Given: one round of uses, and the place of the next one in it. Each place has the access
+     * that it had last. */
+    uint32_t *given;
+    uint32_t given_count, given_next;
+    int given_trust, learned_trust;
+} mm_use_order;
+
+void mm_use_order_init(mm_use_order *o);
+void mm_use_order_free(mm_use_order *o);
+
+/* Adds a part, which is the newest one then; `is_written` if some of its uses may only read it. */
+MM_NODISCARD int mm_use_order_add(mm_use_order *o, bool is_written, mm_status *st);
+
+/* Forgets a part: what came before it is followed by what came after it. */
+void mm_use_order_remove(mm_use_order *o, uint32_t part);
+
+/* Gives the number of a removed part to a later one. */
+void mm_use_order_vacate(mm_use_order *o, uint32_t part);
+
+/* Sets one round, or with a count of 0 none. Parts may come several times, or not at all; those
+ * that were removed are left out. */
+MM_NODISCARD int mm_use_order_give(mm_use_order *o, const uint32_t *round, size_t count,
+                                   mm_status *st);
+
+/* Notes that a part is acquired; `reads` for a use of a written part that only reads it. */
+void mm_use_order_note(mm_use_order *o, uint32_t part, bool reads);
+
+/* A walk along the uses that are expected next. */
+typedef struct {
+    uint32_t first, second, times; /* as in the order, of the walk so far */
+    uint32_t given_next;
+    bool by_given;
+    bool is_doubtful; /* it has passed a use behind which expectations were wrong of late */
+} mm_order_walk;
+
+mm_order_walk mm_use_order_walk(const mm_use_order *o);
+
+/* The next part of the walk, and if its use only reads it; MM_NO_PART if nothing is known. */
+uint32_t mm_order_walk_next(const mm_use_order *o, mm_order_walk *walk, bool *reads);
+
+/* The number of next parts that may be loaded, from 0 to MM_MOST_TRUST; less after wrong
+ * expectations. */
+int mm_use_order_trust(const mm_use_order *o);
+
+#endif

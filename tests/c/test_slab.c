@@ -1,0 +1,196 @@
+/* test_slab.c: plain memory of the host and of devices: page-locking that fails before or after
+ * its effect, and freeing.
+ *
+ * Usage: test_slab PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include <sys/mman.h>
+
+#include "failing_allocations.h"
+#include "working/slab.h"
+#include "world.h"
+
+enum { SIZE = 3 * 4096 };
+
+static mm_status st;
+
+static bool
+is_mapped(CUdeviceptr start)
+{
+    unsigned char resident;
+
+    return mincore((void *)(uintptr_t)start, 4096, &resident) == 0;
+}
+
+static mm_slab *
+new_host_slab(void)
+{
+    mm_slab *slab = mm_slab_on_host(0, SIZE - 100, &st);
+
+    CHECK_OK(slab == NULL ? -1 : 0, &st);
+    CHECK_EQUAL(slab->size, SIZE); /* in whole pages */
+    return slab;
+}
+
+/* Other memory at that address can be locked: nothing of the slab is left with the driver. */
+static void
+check_unlocked(CUdeviceptr start)
+{
+    void *address = (void *)(uintptr_t)start;
+    mm_scope scope;
+
+    CHECK(!is_mapped(start));
+    CHECK(mmap(address, SIZE, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0)
+          == address);
+    CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
+    CHECK_EQUAL(world.cu->MemHostRegister(address, SIZE, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->MemHostUnregister(address), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    CHECK_EQUAL(munmap(address, SIZE), 0);
+    CHECK_EQUAL(world.live_allocations(), 0);
+}
+
+/* Each of the two calls, which lock and unlock the memory, may fail before its effect or
+ * after it. */
+static void
+a_lock_that_fails_leaves_nothing(void)
+{
+    for (int i = 0; i < 8; i++) {
+        mm_slab *slab = new_host_slab();
+        CUdeviceptr start = slab->start;
+        world.fail("cuMemHostRegister", 1, CUDA_ERROR_OUT_OF_MEMORY, i % 2);
+        if (i >= 4) {
+            world.fail("cuMemHostUnregister", 1, CUDA_ERROR_UNKNOWN, i / 2 % 2);
+        }
+        CHECK_EQUAL(mm_slab_lock(world.cu, slab, &st), -1);
+        CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+        CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(strstr(st.detail, "ulimit -l") != NULL);
+        world.fail_clear();
+        memset((void *)(uintptr_t)start, 1, SIZE);
+        mm_slab_free(slab);
+        check_unlocked(start);
+    }
+}
+
+/* It is tried again. */
+static void
+a_slab_can_be_locked_after_a_failure(void)
+{
+    for (int after = 0; after < 2; after++) {
+        mm_slab *slab = new_host_slab();
+        CUdeviceptr start = slab->start;
+        world.fail("cuMemHostRegister", 1, CUDA_ERROR_UNKNOWN, after);
+        CHECK_EQUAL(mm_slab_lock(world.cu, slab, &st), -1);
+        world.fail("cuCtxPushCurrent", 1, CUDA_ERROR_UNKNOWN, 0);
+        CHECK_EQUAL(mm_slab_lock(world.cu, slab, &st), -1);
+        world.fail_clear();
+        CHECK_OK(mm_slab_lock(world.cu, slab, &st), &st);
+        mm_slab_free(slab);
+        check_unlocked(start);
+    }
+}
+
+/* What stays locked stays mapped, as a device may still reach it. */
+static void
+memory_that_cannot_be_unlocked_stays_mapped(void)
+{
+    mm_slab *slab = new_host_slab();
+    CUdeviceptr start = slab->start;
+    mm_scope scope;
+
+    CHECK_OK(mm_slab_lock(world.cu, slab, &st), &st);
+    world.fail("cuMemHostUnregister", 1, CUDA_ERROR_UNKNOWN, 0);
+    mm_slab_free(slab);
+    world.fail_clear();
+    CHECK(is_mapped(start));
+    CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
+    CHECK_EQUAL(world.cu->MemHostUnregister((void *)(uintptr_t)start), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    CHECK_EQUAL(munmap((void *)(uintptr_t)start, SIZE), 0);
+    check_unlocked(start);
+}
+
+static void
+memory_that_cannot_be_had_is_an_error(void)
+{
+    CHECK(mm_slab_on_host(0, (size_t)1 << 60, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK(mm_slab_on_device(world.cu, 1, (size_t)1 << 60, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
+    CHECK(strstr(st.detail, "Device(1)") != NULL);
+    for (int on_host = 0; on_host < 2; on_host++) {
+        fail_allocation(1);
+        CHECK((on_host ? mm_slab_on_host(0, 1, &st) : mm_slab_on_device(world.cu, 0, 1, &st))
+              == NULL);
+        CHECK(allocation_has_failed());
+        CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    }
+    mm_slab_free(NULL);
+    CHECK_EQUAL(world.live_allocations(), 0);
+}
+
+/* Neither is freed while a stream captures, nor inside a host function. */
+static void CUDA_CB
+free_slabs(void *slabs)
+{
+    mm_slab **both = slabs;
+
+    mm_slab_free(both[0]);
+    mm_slab_free(both[1]);
+    CHECK(world.live_allocations() > 0 && both[0]->on_host);
+}
+
+static void
+slabs_are_freed_after_a_host_function(void)
+{
+    mm_slab *both[2] = {new_host_slab(), mm_slab_on_device(world.cu, 1, SIZE, &st)};
+    CUdeviceptr start = both[0]->start;
+    CUstream stream;
+
+    CHECK(both[1] != NULL);
+    CHECK_OK(mm_slab_lock(world.cu, both[0], &st), &st);
+    CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
+    CHECK_EQUAL(world.cu->LaunchHostFunc(stream, free_slabs, both), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamSynchronize(stream), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    check_unlocked(start);
+}
+
+/* It is tried again later, as often as that is refused. */
+static void
+a_refused_wait_puts_freeing_off(void)
+{
+    mm_slab *slab = new_host_slab();
+    CUdeviceptr start = slab->start;
+
+    CHECK_OK(mm_slab_lock(world.cu, slab, &st), &st);
+    world.fail("cuCtxSynchronize", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    mm_slab_free(slab);
+    world.fail("cuCtxSynchronize", 1, CUDA_ERROR_NOT_PERMITTED, 0);
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    world.fail_clear();
+    CHECK(is_mapped(start));
+    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    check_unlocked(start);
+}
+
+int
+main(int argc, char **argv)
+{
+    static const check_test tests[] = {
+        CHECK_TEST(a_lock_that_fails_leaves_nothing),
+        CHECK_TEST(a_slab_can_be_locked_after_a_failure),
+        CHECK_TEST(memory_that_cannot_be_unlocked_stays_mapped),
+        CHECK_TEST(memory_that_cannot_be_had_is_an_error),
+        CHECK_TEST(slabs_are_freed_after_a_host_function),
+        CHECK_TEST(a_refused_wait_puts_freeing_off),
+    };
+
+    if (argc != 2) {
+        (void)fprintf(stderr, "usage: test_slab PATH_OF_THE_EMULATED_DRIVER\n");
+        return 2;
+    }
+    world_open(argv[1]);
+    return check_run(tests, sizeof tests / sizeof *tests);
+}
