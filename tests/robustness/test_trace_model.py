@@ -115,10 +115,10 @@ def run(seed, *, fails=False, disturbed=None, names=False, limit=10**6, steps=60
                 part = t.mark("part")
                 ends.append(moved())
                 check_memories(part)
+            if names and step % 15 == 5:
+                t.name(program.part_of(program.pick()), program.random.choice(NAMES))
         except (CUDAError, MemoryError):
             assert fails
-        if names and step % 15 == 5:
-            t.name(program.part_of(program.pick()), program.random.choice(NAMES))
     emulator.clear_failures()
     t.stop()
     after = moved()
