@@ -33,15 +33,30 @@ _RESERVE = 5  # "auto" leaves a fifth of what is free to other memory
 class WorkingSetStats(NamedTuple):
     """Counters of a working set, from its beginning.
 
-    acquired: uses of groups; in a ManagedWorkingSet, of their targets; none in a stream that
-    captures. hits: of these, uses of what was on the device, or on the way there. mapped: of these,
-    uses at home, without room or after a failed load. loads: loads to the device, those ahead of a
-    use included. ahead: of these, loads that were queued before the use. drops: groups or targets
-    that left the device. bytes_loaded: bytes that were brought to the device. bytes_home: bytes
-    that were brought home. kept: bytes of device memory that the set takes: its frames. In a
-    ManagedWorkingSet, the bytes of all that was on the device once: the driver keeps their frames
-    until other memory needs them. failures: failures of driver calls, after which groups may be
-    used at home. last_error: the text of the last failure, or None.
+    Attributes
+    ----------
+    acquired : int
+        Uses of groups; in a ManagedWorkingSet, of their targets.
+    hits : int
+        Of these, uses of what was on the device, or on the way there.
+    mapped : int
+        Of these, uses at home: without room, in a stream that captures, or after a failure.
+    loads : int
+        Loads to the device, those ahead of a use included.
+    ahead : int
+        Of these, loads that were queued before the use.
+    drops : int
+        Groups or targets that left the device.
+    bytes_loaded, bytes_home : int
+        Bytes that were brought to the device, and home.
+    kept : int
+        Bytes of device memory that the set takes: its frames. In a ManagedWorkingSet, the bytes of
+        all in it that was on the device once: the driver keeps their frames until other memory
+        needs them.
+    failures : int
+        Failures of driver calls, after which groups may be used at home.
+    last_error : str or None
+        The text of the last failure.
     """
 
     acquired: int
@@ -72,7 +87,7 @@ class _GroupSet(Generic[Group]):
         if room > free:
             raise MemoryError(
                 f"{type(self).__name__} needs {room:,} bytes of {self._device}, and {free:,} are "
-                "free: give less"
+                "free: give less, or 'auto'"
             )
         self._frames: _Frames | None = _Frames(self._device.device_id, room, False, is_managed)
         self._frames.begin_round(None)
