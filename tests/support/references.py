@@ -94,9 +94,9 @@ class Counts:
 
     def read(self, numbers):
         settle()  # operations that the emulated driver has queued are on the C heap
-        emulator.clear_calls()
         clear_type_cache()
         gc.collect()
+        emulator.clear_calls()  # those of the collection too
         at = 0
         for thing in self.things:
             numbers[at] = sys.getrefcount(thing)

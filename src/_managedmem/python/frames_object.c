@@ -325,7 +325,7 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return mm_none_or_raise(state, rc, &st);
 }
 
-/* Numbers of a list or tuple, for the caller to free; NULL with an exception. */
+/* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. */
 static uint32_t *
 read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
 {
@@ -336,13 +336,13 @@ read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
         return NULL;
     }
     *count = PyTuple_Size(given);
-    parts = calloc((size_t)*count + 1, sizeof *parts);
+    parts = PyMem_Calloc((size_t)*count + 1, sizeof *parts);
     if (parts == NULL) {
         (void)PyErr_NoMemory();
     }
     for (Py_ssize_t i = 0; parts != NULL && i < *count; i++) {
         if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i]) < 0) {
-            free(parts);
+            PyMem_Free(parts);
             parts = NULL;
         }
     }
@@ -357,30 +357,38 @@ cut_list(PyObject *list, Py_ssize_t done)
     return done > 0 ? PyList_SetSlice(list, 0, done, NULL) : 0;
 }
 
+/* Removes parts up to a failure; returns their number. */
+static Py_ssize_t
+remove_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, mm_status *st)
+{
+    Py_ssize_t done = 0;
+
+    while (done < count && mm_frames_remove(frames, parts[done], st) == 0) {
+        done++;
+    }
+    return done;
+}
+
 /* Removes the parts, and takes their numbers out of the list: a signal cannot come between. */
 static PyObject *
 frames_remove(PyObject *op, PyObject *value)
 {
     mm_frames *frames = open_frames_of(op);
-    Py_ssize_t count = 0, done = 0;
+    Py_ssize_t count = 0, done;
     uint32_t *parts = frames != NULL ? read_part_numbers(op, value, &count) : NULL;
     mm_status st;
-    int rc = 0;
 
     if (parts == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    while (rc == 0 && done < count) {
-        rc = mm_frames_remove(frames, parts[done], &st);
-        done += rc == 0;
-    }
+    done = remove_parts(frames, parts, count, &st);
     Py_END_ALLOW_THREADS
-    free(parts);
+    PyMem_Free(parts);
     if (cut_list(value, done) < 0) {
         return NULL;
     }
-    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
+    return mm_none_or_raise(mm_type_state(Py_TYPE(op)), done < count ? -1 : 0, &st);
 }
 
 /* Stores the addresses of parts in a tuple, and appends the numbers of those in frames to a list. */
@@ -462,7 +470,7 @@ frames_acquire_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     if (mm_stream_read_and_enter(state, argv[STREAM], &stream) == 0) {
         found = acquire_parts(frames, parts, count, writes, &stream, argv[HELD]);
     }
-    free(parts);
+    PyMem_Free(parts);
     return found;
 }
 
@@ -494,7 +502,7 @@ frames_release_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
         return NULL;
     }
     if (mm_stream_read_and_enter(state, argv[STREAM], &stream) < 0) {
-        free(parts);
+        PyMem_Free(parts);
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -504,7 +512,7 @@ frames_release_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     }
     mm_stream_leave(&stream);
     Py_END_ALLOW_THREADS
-    free(parts);
+    PyMem_Free(parts);
     if (!goes_on && cut_list(argv[HELD], done) < 0) {
         return NULL;
     }
@@ -542,7 +550,7 @@ frames_give_order(PyObject *op, PyObject *value)
     Py_BEGIN_ALLOW_THREADS
     rc = mm_frames_give_order(frames, parts, (size_t)count, &st);
     Py_END_ALLOW_THREADS
-    free(parts);
+    PyMem_Free(parts);
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
