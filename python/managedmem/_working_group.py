@@ -371,7 +371,7 @@ class _Parts:
             end_without_caller(self, self.frames)
 
     def _end(self) -> None:
-        self.frames.release_all(self.numbers, False, self.stream, False)
+        self.frames.release(self.numbers, False, self.stream, False)
         self.group._end(1, 0)
 
     def _end_late(self) -> None:
@@ -486,7 +486,7 @@ class WorkingUse:
         """Acquire all parts, or find that one is at home."""
         group = self._group
         numbers = () if group._stays_at_home() else group._numbers
-        found = parts.frames.acquire_all(numbers, self._writes, self._stream, parts.numbers)
+        found = parts.frames.acquire(numbers, self._writes, self._stream, parts.numbers)
         if found and all(found):
             self._start = found[0]
             return
@@ -494,7 +494,7 @@ class WorkingUse:
         self._is_at_home = True
 
     def _release(self, frames: _Frames, numbers: list[int], goes_on: bool, stream: Any) -> None:
-        frames.release_all(numbers, self._writes, stream, goes_on)
+        frames.release(numbers, self._writes, stream, goes_on)
         if self._is_at_home:
             self._group._end_at_home(frames, self._writes, stream)
             self._is_at_home = False

@@ -328,9 +328,9 @@ class ManagedWorkingSet(_GroupSet[ManagedGroup]):
     device : Device, a device object of another library, or an ordinal
         None is the calling thread's current device.
 
-    For programs whose addresses must not change, such as data with pointers. A WorkingSet is
-    faster, and takes no more memory than its budget. Groups are prefetched ahead of their uses, and
-    home when they make room. Without room, the device reaches a group by page faults.
+    For programs whose addresses must not change, such as data with pointers; else a WorkingSet
+    takes no more memory than its budget. Groups are prefetched ahead of their uses, and home when
+    they make room. Without room, the device reaches a group by page faults.
 
     Raises TypeError and ValueError for bad arguments, MemoryError if less than the limit is free,
     NotImplementedError for a device without concurrent_managed_access. In a forked child, uses

@@ -23,8 +23,9 @@ for part in range(4):
 stream = Stream()
 
 def use(part):
-    if frames.acquire(part, True, stream.handle):
-        frames.release(part, True, stream.handle)
+    held = []
+    frames.acquire([part], True, stream.handle, held)
+    frames.release(held, True, stream.handle, False)
 
 frames.begin_round(stream.handle)
 for part in (0, 1, 2, 3) * 3:
@@ -42,12 +43,12 @@ def run(code):
     "end",
     [
         "",
-        "frames.acquire(0, True, stream.handle)",
+        "frames.acquire([0], True, stream.handle, [])",
         "sys.exit(0)",
         "atexit.register(frames.close)",
         "keep = [frames, home]; keep.append(keep); del frames, home",
         "sys.frames = frames, home",
-        "frames.acquire(0, True, stream.handle); frames.close()",
+        "frames.acquire([0], True, stream.handle, []); frames.close()",
         "threading.Thread(target=lambda: [use(0) for _ in range(10**6)], daemon=True).start()",
     ],
 )
@@ -58,7 +59,7 @@ def test_the_interpreter_ends(end):
 def test_all_goes_with_the_objects():
     run("""
 stream.sync()
-frames.acquire(0, True, stream.handle)
+frames.acquire([0], True, stream.handle, [])
 before = emulator.live().allocations
 del frames, home
 gc.collect()
@@ -72,7 +73,7 @@ def test_calls_after_the_end():
     run("""
 frames.close()
 frames.close()
-assert frames.acquire(0, True, stream.handle) == 0
+assert frames.acquire([0], True, stream.handle, []) == (0,)
 frames.changed(0, stream.handle)
 frames.end_round()
 frames.end_round()
@@ -90,8 +91,8 @@ assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
 @pytest.mark.parametrize(
     "call",
     [
-        "frames.acquire(0, True, 0)",
-        "frames.release(0, True, 0)",
+        "frames.acquire([0], True, 0, [])",
+        "frames.release([0], True, 0, False)",
         "frames.changed(0, 0)",
         "frames.begin_round(0)",
         "frames.end_round()",

@@ -65,7 +65,7 @@ class TestSignals:
     @pytest.mark.parametrize("is_late", [False, True])
     def test_in_close_of_a_use(self, stream, is_late):
         with WorkingSet(PAGE, Device(0)) as working:
-            engine = interrupted(working, "release_all")
+            engine = interrupted(working, "release")
             group, other = working.add(layer(1)), working.add(layer(2))
             kept = group.use(stream=stream)
             use = group.use(stream=stream)
@@ -98,7 +98,7 @@ class TestSignals:
 
     def test_in_use(self, stream):
         with WorkingSet(PAGE, Device(0)) as working:
-            engine = interrupted(working, "acquire_all")
+            engine = interrupted(working, "acquire")
             group, other = working.add(layer(1), "write"), working.add(layer(2))
             engine.armed = True
             with pytest.raises(KeyboardInterrupt):
@@ -121,7 +121,7 @@ class TestSignals:
         inputs = torch.ones(1, 16)
         with torch.no_grad():
             expected = model(inputs)
-            for name in ("acquire_all", "release_all"):
+            for name in ("acquire", "release"):
                 engine = Interrupted(parts[1].frames, name)
                 for part in parts:
                     part.frames = engine

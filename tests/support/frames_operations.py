@@ -41,15 +41,16 @@ def use_parts(w, host_waits=False):
     stream = w.stream.handle
     frames.begin_round(stream)
     for part in range(PARTS):
-        if frames.acquire(part, part == 0, stream):
-            frames.release(part, part == 0, stream)
+        held = []
+        frames.acquire([part], part == 0, stream, held)
+        frames.release(held, part == 0, stream, False)
     frames.end_round()
     frames.settle(stream)
     frames.changed(1, stream)
     frames.wait()
     w.stream.sync()
     frames.close()
-    assert frames.acquire(0, False, stream) == 0
+    assert frames.acquire([0], False, stream, []) == (0,)
     return frames.stats()[0]["room"]
 
 
@@ -60,8 +61,8 @@ def change_parts(w):
     frames.remove(removed)
     assert removed == []
     held = []
-    frames.acquire_all([0, 2], False, w.stream, held)
-    frames.release_all(held, False, w.stream, False)
+    frames.acquire([0, 2], False, w.stream, held)
+    frames.release(held, False, w.stream, False)
     frames.synchronize()
     frames.has(0)  # not if the driver or the host lacks something: it is used at home then
     return frames.stats()[0]["parts"]
@@ -84,7 +85,7 @@ def fill_a_slab(w):
 
 def drop_in_use(w):
     frames, home = parts_of(PAGE)
-    frames.acquire(0, True, w.stream.handle)
+    frames.acquire([0], True, w.stream.handle, [])
     del frames, home
     gc.collect()
 
@@ -105,8 +106,7 @@ FRAMES = {
     ),
     "change parts": Operation(
         change_parts,
-        "_Frames.remove _Frames.acquire_all _Frames.release_all _Frames.synchronize _Frames.has "
-        "_Frames.give_order",
+        "_Frames.remove _Frames.synchronize _Frames.has _Frames.give_order",
         silent=AT_HOME,
     ),
     "add managed parts": Operation(add_managed_parts, "_Frames.add_targets", silent=AT_HOME),
@@ -115,7 +115,9 @@ FRAMES = {
     "frames dropped in use": Operation(drop_in_use, silent=AT_HOME),
     "read a slab": Operation(read_a_slab, "_Slab.handle _Slab.nbytes"),
     "a part that is none": Operation(
-        lambda w: parts_of(PAGE)[0].acquire(PARTS, False, 0), raises=ValueError, silent=AT_HOME
+        lambda w: parts_of(PAGE)[0].acquire([PARTS], False, 0, []),
+        raises=ValueError,
+        silent=AT_HOME,
     ),
     "frames of no bytes": Operation(lambda w: _Frames(0, -1, False), raises=ValueError, faults=0),
 }

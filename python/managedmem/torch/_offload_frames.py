@@ -122,7 +122,7 @@ class FramedPart:
         held: list[int] = []  # changed in calls of the engine, between which signals come
         counted = False
         try:
-            (address,) = self.frames.acquire_all([self.number], writes, stream or 0, held)
+            (address,) = self.frames.acquire([self.number], writes, stream or 0, held)
             if address == 0:
                 return False
             with self.lock:
@@ -131,7 +131,7 @@ class FramedPart:
                 self._point_to(address)
         except BaseException:
             self._end(counted)
-            self.frames.release_all(held, False, stream or 0, False)
+            self.frames.release(held, False, stream or 0, False)
             raise
         return True
 
@@ -146,7 +146,7 @@ class FramedPart:
             sends = self.uses == 1 and self.is_written
             held = [self.number]
             try:
-                self.frames.release_all(held, sends, stream or 0, False)
+                self.frames.release(held, sends, stream or 0, False)
             finally:
                 if not held:  # also if a signal came behind it
                     if sends:

@@ -251,80 +251,6 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part)
     return 0;
 }
 
-/* The arguments of acquire() and release(), whose stream is entered. */
-static int
-read_frames_use(PyObject *op, const mm_parameters *parameters, PyObject *const *args,
-                Py_ssize_t nargs, PyObject *kwnames, PyObject **argv, uint32_t *part, bool *flag,
-                mm_stream_use *stream)
-{
-    enum { PART, FLAG, STREAM };
-    mm_state *state = mm_type_state(Py_TYPE(op));
-
-    if (mm_args(parameters, args, nargs, kwnames, argv) < 0
-        || read_part_number(op, argv[PART], part) < 0
-        || mm_read_flag(state, argv[FLAG], parameters->names[FLAG], flag) < 0) {
-        return -1;
-    }
-    return mm_stream_read_and_enter(state, argv[STREAM], stream);
-}
-
-static PyObject *
-frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    enum { ARGC = 3 };
-    static const char *const names[ARGC] = {"part", "writes", "stream"};
-    static const mm_parameters parameters = {
-        .function = "acquire", .names = names, .required = 3, .positional = 3, .total = ARGC};
-    mm_frames *frames = open_frames_of(op);
-    PyObject *argv[ARGC];
-    mm_stream_use stream;
-    CUdeviceptr address;
-    bool writes = false;
-    uint32_t part;
-
-    if (frames == NULL
-        || read_frames_use(op, &parameters, args, nargs, kwnames, argv, &part, &writes, &stream)
-               < 0) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    address = mm_frames_acquire(frames, part, writes, stream.handle);
-    mm_stream_leave(&stream);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromUnsignedLongLong(address);
-}
-
-static PyObject *
-frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    enum { ARGC = 3 };
-    static const char *const names[ARGC] = {"part", "written", "stream"};
-    static const mm_parameters parameters = {.function = "release",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
-    mm_state *state = mm_type_state(Py_TYPE(op));
-    mm_frames *frames = open_frames_of(op);
-    bool written = false;
-    PyObject *argv[ARGC];
-    mm_stream_use stream;
-    uint32_t part;
-    mm_status st;
-    int rc;
-
-    if (frames == NULL
-        || read_frames_use(op, &parameters, args, nargs, kwnames, argv, &part, &written, &stream)
-               < 0) {
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_frames_release(frames, part, written, false, stream.handle, &st);
-    mm_stream_leave(&stream);
-    Py_END_ALLOW_THREADS
-    return mm_none_or_raise(state, rc, &st);
-}
-
 /* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. */
 static uint32_t *
 read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
@@ -443,13 +369,13 @@ acquire_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, bool w
     return found;
 }
 
-/* As acquire() of each part; a signal comes before all of it or behind it. */
+/* A signal comes before all of it or behind it. */
 static PyObject *
-frames_acquire_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { PARTS, WRITES, STREAM, HELD, ARGC };
     static const char *const names[ARGC] = {"parts", "writes", "stream", "held"};
-    static const mm_parameters parameters = {.function = "acquire_all",
+    static const mm_parameters parameters = {.function = "acquire",
                                              .names = names,
                                              .required = ARGC,
                                              .positional = ARGC,
@@ -474,13 +400,13 @@ frames_acquire_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     return found;
 }
 
-/* As release() of each part; takes the numbers of those that are released out of the list. */
+/* Takes the numbers of the parts that are released out of the list. */
 static PyObject *
-frames_release_all(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { HELD, WRITTEN, STREAM, GOES_ON, ARGC };
     static const char *const names[ARGC] = {"held", "written", "stream", "goes_on"};
-    static const mm_parameters parameters = {.function = "release_all",
+    static const mm_parameters parameters = {.function = "release",
                                              .names = names,
                                              .required = ARGC,
                                              .positional = ARGC,
@@ -716,14 +642,6 @@ static PyMethodDef frames_methods[] = {
      "has($self, part, /)\n--\n\nTrue if the part is on the device or on its way there."},
     {"give_order", frames_give_order, METH_O,
      "give_order($self, parts, /)\n--\n\nExpect a round of uses; () lets the set learn it."},
-    MM_METHOD(
-        "acquire", frames_acquire,
-        "acquire($self, /, part, writes, stream)\n--\n\n"
-        "The address of the part for work on the stream until release(); 0: use it at home."),
-    MM_METHOD(
-        "release", frames_release,
-        "release($self, /, part, written, stream)\n--\n\n"
-        "End a use, and copy a written part home. If that fails, the part stays in its frame."),
     MM_METHOD("changed", frames_changed,
               "changed($self, /, part, stream)\n--\n\n"
               "The stream has written the part at home: forget the copy of it."),
@@ -737,15 +655,18 @@ static PyMethodDef frames_methods[] = {
     {"wait", frames_wait, METH_NOARGS, "wait($self, /)\n--\n\nWait for all copies home so far."},
     {"synchronize", frames_synchronize, METH_NOARGS,
      "synchronize($self, /)\n--\n\nWait for the device, unless a stream captures a graph."},
-    MM_METHOD("acquire_all", frames_acquire_all,
-              "acquire_all($self, /, parts, writes, stream, held)\n--\n\n"
-              "acquire() each part, and append the numbers of those in frames to the list held.\n"
-              "Returns the addresses. A signal is raised before all of it or after it."),
     MM_METHOD(
-        "release_all", frames_release_all,
-        "release_all($self, /, held, written, stream, goes_on)\n--\n\n"
-        "release() each part of the list, or let the uses go on, and take the numbers of those\n"
-        "that are released out of it."),
+        "acquire", frames_acquire,
+        "acquire($self, /, parts, writes, stream, held)\n--\n\n"
+        "The addresses of parts for work on the stream until release(), or 0 for those to be\n"
+        "used at home. Appends the numbers of the others to the list held; a signal is raised\n"
+        "before all of it or after it."),
+    MM_METHOD(
+        "release", frames_release,
+        "release($self, /, held, written, stream, goes_on)\n--\n\n"
+        "End the uses of parts, or let them go on, and copy written parts home. Takes the\n"
+        "numbers of those that are released out of the list. If that fails, a part stays in\n"
+        "its frame."),
     {"stats", frames_stats, METH_NOARGS,
      "stats($self, /)\n--\n\nThe counters as a dict, and the text of the last failure or None."},
     {"close", frames_close, METH_NOARGS,
