@@ -42,7 +42,7 @@ parser.add_argument("--offload", action="store_true", help="keep the parameters 
 OFFLOAD = parser.parse_args().offload  # also in the processes that main() starts
 # About 17 MiB of parameters and 33 MiB of optimizer state in each process; 6 and 13 MiB to offload.
 WIDTH, HIDDEN = (512, 6) if OFFLOAD else (2048, 1)
-STEPS = 80
+STEPS = 120
 BATCH = 64  # images of each process in a step
 
 

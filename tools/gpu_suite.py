@@ -5,7 +5,8 @@
 
 - whole: the test suite in one process, with examples and the conformance program among its tests
 - files: each test file in a process of its own, in a random order that --seed repeats
-  (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold)
+  (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold;
+  files that measure the whole device run alone, after the others)
 - two_devices: the tests that one device skips
 - sanitizer: the tests that copy or launch, under compute-sanitizer (memcheck)
 - benchmarks: python -m benchmarks, all groups or those of --groups
@@ -46,6 +47,14 @@ SANITIZED = [
     "interop/test_torch_moving",
     "robustness/test_host_functions",
 ]
+# Of tests/project, the files that run something on the device. The others read sources or compile,
+# which a GPU does not change.
+USING_A_GPU = {"test_benchmarks", "test_demo", "test_docs", "test_examples"}
+ALONE = {
+    "test_docs",
+    "test_frames",
+    "test_torch_offload_budget",
+}  # times, or the device's free memory
 PLANTED_FAULT = """
 import cupy
 cupy.cuda.set_allocator(None)
@@ -124,14 +133,16 @@ def need_passed(name, found):
     return found
 
 
-def folders_of_tests():
-    """Those with tests; last that whose tests mostly run in processes of their own."""
-    found = {file.parent for file in (ROOT / "tests").glob("**/test_*.py")}
-    return [str(folder) for folder in sorted(found, key=lambda f: (f.name == "project", f))]
+def files_of_tests():
+    """Those that need a GPU; last the files whose tests mostly run in processes of their own."""
+    found = (ROOT / "tests").glob("**/test_*.py")
+    chosen = (f for f in found if f.parent.name != "project" or f.stem in USING_A_GPU)
+    return sorted(chosen, key=lambda file: (file.parent.name == "project", file))
 
 
 def run_whole(options):
-    found = run_tests("whole", folders_of_tests(), options.log, options.timeout)
+    files = [str(file) for file in files_of_tests()]
+    found = run_tests("whole", files, options.log, options.timeout)
     return need_passed("whole", found)
 
 
@@ -142,18 +153,22 @@ def run_two_devices(options):
 
 def run_files(options):
     seed = options.seed if options.seed is not None else random.randrange(10**6)
-    files = sorted((ROOT / "tests").glob("**/test_*.py"))
+    files = files_of_tests()
     random.Random(seed).shuffle(files)
     print(f"{len(files)} files in the order of seed {seed}", flush=True)
     counts, reasons, failed, start = Counter(), Counter(), [], time.monotonic()
+    files = files[options.from_file :]
+    alone = [file for file in files if options.jobs > 1 and file.stem in ALONE]
+
+    def run_file(file):
+        return run_tests(file.stem, [str(file)], options.log, options.timeout)
+
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(
-            lambda file: run_tests(file.stem, [str(file)], options.log, options.timeout),
-            files[options.from_file :],
-        ):
-            counts.update(found["counts"])
-            reasons.update(found["reasons"])
-            failed += found["failed"]
+        results = list(pool.map(run_file, [file for file in files if file not in alone]))
+    for found in [*results, *map(run_file, alone)]:
+        counts.update(found["counts"])
+        reasons.update(found["reasons"])
+        failed += found["failed"]
     note = f"seed {seed}" + (f", from file {options.from_file}" if options.from_file else "")
     note += f", {options.jobs} at a time" if options.jobs > 1 else ""
     found = {

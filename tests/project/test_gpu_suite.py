@@ -3,7 +3,6 @@
 import importlib
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -57,11 +56,13 @@ def run_tests(tools, tmp_path, text):
     return tools.suite.run_tests("a", arguments, tmp_path, 60)
 
 
-def test_the_whole_suite_has_all_folders_and_ends_with_programs(tools):
-    found = [Path(folder) for folder in tools.suite.folders_of_tests()]
-    files = (ROOT / "tests").glob("**/test_*.py")
-    assert len(found) == len(set(found)) and {file.parent for file in files} == set(found)
-    assert found[-1] == ROOT / "tests" / "project"
+def test_the_suite_on_a_gpu_leaves_out_files_that_only_read_sources(tools):
+    found = tools.suite.files_of_tests()
+    files = set((ROOT / "tests").glob("**/test_*.py"))
+    left_out = {file for file in files if file.parent.name == "project"} - set(found)
+    assert len(found) == len(set(found)) and set(found) == files - left_out
+    assert {file.stem for file in files - left_out} >= tools.suite.USING_A_GPU | tools.suite.ALONE
+    assert found[-1] == ROOT / "tests" / "project" / "test_examples.py"
 
 
 def test_tests_are_counted_by_their_end(tools, tmp_path):

@@ -76,7 +76,7 @@ mm_placement_find(const mm_placement *p, const mm_place *places, size_t bytes, u
 {
     bool found = false;
     size_t start = 0;
-    loss best;
+    loss best = {0}; /* some compilers do not see that found guards it */
 
     for (size_t i = 0; i <= p->count; i++) {
         loss now;
