@@ -52,6 +52,16 @@ def project_urls():
     }
 
 
+def description(urls):
+    """The README, with whole addresses if they are known: an index shows no files beside it."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    home = urls.get("Homepage")
+    if home is None:
+        return text
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{home}/raw/main/", text)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\1{home}/blob/main/", text)
+
+
 def header_version(include):
     try:
         text = (include / "cuda.h").read_text(errors="replace")
@@ -175,8 +185,11 @@ common = {
     "libraries": ["pthread", "dl"],
 }
 
+urls = project_urls()
 setup(
-    project_urls=project_urls(),
+    project_urls=urls,
+    long_description=description(urls),
+    long_description_content_type="text/markdown",
     cmdclass={"build_ext": BuildExt},
     ext_modules=[
         Extension(

@@ -1,6 +1,7 @@
 """A build from source: its errors when a compiler or headers are missing, and what it makes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -209,6 +210,11 @@ def test_addresses_are_those_of_the_repository_that_publishes(tmp_path):
     published = metadata_of(tmp_path, **there)
     assert f"Project-URL: Homepage, {home}\n" in published
     assert f"Project-URL: Issues, {home}/issues\n" in published
+    targets = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", published)
+    assert len(targets) >= 20
+    for picture, target in targets:
+        assert target.startswith(f"{home}/{'raw' if picture else 'blob'}/main/"), target
+        assert (ROOT / target.partition("/main/")[2]).exists()
     (tmp_path / "PKG-INFO").write_text(published)  # as in the source package
     assert metadata_of(tmp_path) == published
     assert metadata_of(tmp_path, GITHUB_REPOSITORY="other/app") == published
