@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import itertools
 import os
+import signal
 import sys
 import time
 import zlib
@@ -22,9 +23,11 @@ import programs
 import searches
 from constants import BUDGET, EMULATED, GIB, MIB, PAGE
 from live_memory import live_managed_bytes, settle, warm_up
+from programs import WAITING
 
 FREE_MEMORY_REQUIRED = 2 * GIB
 COLLECTION = 2  # times the limit of a test: pytest also compiles the tests, on a busy machine
+PROCESSOR_SECONDS = 50  # that a test may take, unless it has a timeout mark
 QUICK = {
     "core": "advice buffer capabilities creation driver functions plan pools streams trace"
     " working_sets",
@@ -41,19 +44,25 @@ class Watch:
     """Ends a process that hangs outside of the tests, with the stacks of all threads.
 
     pytest's own limits (pyproject.toml) cover the tests themselves: one is a Python thread, and the
-    other needs no GIL. This one covers the time before and after the tests, and gives tests with a
-    timeout mark their longer limit.
+    other needs no GIL. This one covers the time before and after the tests, gives tests with a
+    timeout mark their longer limit, and limits the processor time of a test.
     """
 
     def __init__(self, config):
         self.limit = float(config.getini("faulthandler_timeout"))
         self.stderr = os.dup(2)  # pytest replaces file descriptor 2 while tests run
+        faulthandler.register(signal.SIGPROF, file=self.stderr, chain=True)  # which ends it
 
     def begin(self, limit=None):
         faulthandler.dump_traceback_later(limit or self.limit, exit=True, file=self.stderr)
 
+    def limit_processor(self, seconds):
+        """From now on; 0 is no limit. Programs that a test starts have their own."""
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
 
 WATCH = pytest.StashKey[Watch]()
+SECONDS = pytest.StashKey[float]()  # of processor time, for a test with a timeout mark
 
 
 def pytest_configure(config):
@@ -76,10 +85,19 @@ def prepare_processes(config):
     config.option.maxworkerrestart = "0"
 
 
-def pytest_runtest_setup(item):
+def give_more_time(item):
+    """Timeout marks are processor time: pytest, which measures all time, gets another one."""
     mark = item.get_closest_marker("timeout")
     if mark is not None:
-        item.config.stash[WATCH].begin(mark.args[0] + 10)
+        item.stash[SECONDS] = mark.args[0]
+        item.add_marker(pytest.mark.timeout(WAITING * mark.args[0]), append=False)
+
+
+def pytest_runtest_setup(item):
+    watch = item.config.stash[WATCH]
+    watch.limit_processor(item.stash.get(SECONDS, PROCESSOR_SECONDS))
+    if SECONDS in item.stash:
+        watch.begin(WAITING * item.stash[SECONDS] + 10)
 
 
 def pytest_sessionstart():
@@ -100,6 +118,7 @@ def pytest_sessionstart():
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config):
+    config.stash[WATCH].limit_processor(0)
     config.stash[WATCH].begin()
 
 
@@ -167,6 +186,7 @@ def pytest_ignore_collect(collection_path, config):
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        give_more_time(item)
         if is_quick(item.path):
             item.add_marker("quick")
         if is_search(item):
