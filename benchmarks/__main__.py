@@ -19,8 +19,8 @@ from . import (
     instructions,
     jobs,
     many,
+    models,
     npbench,
-    offload,
     overhead,
     pipeline,
     progress,
@@ -109,12 +109,7 @@ GROUPS = {
         residency.NEED,
     ),
     "tracing": Group("Traces", tracing.DESCRIPTION, tracing.measure, tracing.NEED, tracing.summary),
-    "offload": Group(
-        "More than fits",
-        offload.DESCRIPTION,
-        offload.measure,
-        offload.NEED,
-    ),
+    **models.GROUPS,
     "experts": Group("Experts", experts.DESCRIPTION, experts.measure, experts.NEED),
     "tuning": Group(
         "tune() and the placements of experts",
@@ -138,7 +133,7 @@ GROUPS = {
     ),
 }
 # Those that the emulated driver can run: they check bytes too.
-EMULATED_GROUPS = {"attribution", "experts", "tracing"}
+EMULATED_GROUPS = {"attribution", "experts", "tracing", *models.GROUPS}
 # The one table that needs no GPU.
 ALL_GROUPS = {
     **GROUPS,

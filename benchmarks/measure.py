@@ -18,9 +18,12 @@ HEADROOM = 1024 * MIB  # left free on the card beside it: contexts, the peers' o
 
 # A contender runs `count` times and returns the nanoseconds of one run.
 Contender = Callable[[int], float]
-PEERS = ("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes", "accelerate")
+PEERS = (
+    *("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes"),
+    *("accelerate", "diffusers leaf", "diffusers block"),
+)
 # Those that may fail, as a part of the result. Ours and the bare call must not.
-MAY_FAIL = {*PEERS, "torch", "CUPTI"}
+MAY_FAIL = {*PEERS, "torch", "CUPTI", "page faults"}
 UNFINISHED = "not finished"  # the operation of a row for the rest of a group that failed
 
 

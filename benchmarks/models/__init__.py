@@ -1,0 +1,65 @@
+"""Models at the size of real ones, larger than their budget: the groups and their descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import managedmem
+
+from ..measure import MIB, Row
+from ..report import Group
+from . import process
+
+NEED = 64 * MIB  # of managed memory, beside that of the page faults, which they ask for themselves
+BY_HAND = (
+    " By hand is pinned memory and a side stream within the same budget. Each contender has a"
+    " process of its own; taken is the most memory of the device that the driver says is taken"
+    " beyond the context, sampled in passes that are not timed."
+)
+
+
+def measure(group: str) -> Iterator[Row]:
+    """The rows of a group; tiny models on the emulated driver."""
+    try:
+        import torch
+    except ImportError:
+        return
+    if managedmem.driver_info()["emulated"]:
+        yield from process.here(group)
+    elif torch.cuda.is_available():
+        yield from process.from_server(group)
+
+
+def group_of(name: str, title: str, description: str) -> Group:
+    return Group(title, description + BY_HAND, partial(measure, name), NEED)
+
+
+GROUPS = {
+    "language": group_of(
+        "language",
+        "Language models",
+        "A prompt of 512 tokens, and tokens in a loop with a wait after each. The processor time of"
+        " the caller ends before the wait. Page faults: all weights come from the host, without a"
+        " budget. offload() itself is of weights in ordinary memory, or in page-locked memory."
+        " Launches are of a kernel on 64 numbers, four after each layer.",
+    ),
+    "mixture": group_of(
+        "mixture",
+        "A mixture of experts",
+        "Two of 16 experts in each layer. The experts of a layer are two tensors, or modules. By"
+        " hand keeps those of the latest uses on the device.",
+    ),
+    "training": group_of(
+        "training",
+        "Training steps",
+        "AdamW; the budget is a share of parameters, gradients and state. By hand the state passes"
+        " through buffers, in step() or while the backward pass goes on.",
+    ),
+    "diffusion": group_of("diffusion", "A diffusion model", "Four steps of a UNet."),
+    "sets": group_of(
+        "sets",
+        "Loads of a WorkingSet",
+        "A round over all groups with an eighth of them in the budget; the device sums each.",
+    ),
+}

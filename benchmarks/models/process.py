@@ -1,0 +1,227 @@
+"""Runs the contenders of a job, each in a process of its own, and makes rows of what they measured.
+
+A server without a context of CUDA imports the libraries once and forks a process for each
+contender. On the emulated driver, where no memory must be clean, all run in the caller's process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..measure import Result, Row, reason
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 60.0  # that a contender may take
+MARK = "ROW "  # before each row on the output of the server, to which libraries write too
+SHARES = (1.0, 0.5, 0.25)  # the sizes of models that are tried
+SPARE = 8 << 30  # left free on the device and on the host
+FACTS = {  # before torch is imported in a server
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for the GPU makes no context
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # steps that can be repeated
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+
+Found = dict[str, Any]
+
+
+def library(name: str) -> Any:
+    """A module of a library, or None where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def ended(pid: int, end: float, get: int) -> bytes:
+    """What a process writes until it ends; TimeoutError, and its end, when its time is over."""
+    data = b""
+    while True:
+        if not select.select([get], [], [], max(0.0, end - time.monotonic()))[0]:
+            os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"not done after {SECONDS:.0f} s")
+        part = os.read(get, 1 << 16)
+        if not part:
+            return data
+        data += part
+
+
+def in_fork(work: Callable[[], Found]) -> Found:
+    """The result of a function in a process of its own, or {"failed": reason}."""
+    get, put = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(put, json.dumps(guarded(work)).encode())
+            sys.stderr.flush()
+        finally:
+            os._exit(0)
+    os.close(put)
+    try:
+        data = ended(pid, time.monotonic() + SECONDS, get)
+    except TimeoutError as error:
+        return {"failed": reason(error)}
+    finally:
+        os.close(get)
+        status = os.waitpid(pid, 0)[1]
+    return dict(json.loads(data)) if data else {"failed": f"the process died, status {status}"}
+
+
+def guarded(work: Callable[[], Found]) -> Found:
+    """The result of a function, or {"failed": reason}."""
+    try:
+        return work()
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": reason(error)}
+
+
+def measured(place: Any, contender: Any, path: Path, reference: Path) -> Found:
+    """Run a contender, keep its numbers in a file, and compare them with those of another one."""
+    import torch
+
+    from .common import Meter
+
+    meter = Meter(place)
+    found = contender(meter)
+    numbers = [tensor.detach().float().cpu() for tensor in found.numbers]
+    torch.save(numbers, path)
+    values = [[*figure, each] for figure, each in found.values.items()]
+    compared = numbers and path != reference and reference.exists()
+    other = difference(numbers, torch.load(reference)) if compared else None
+    return {"values": values, "taken": meter.taken, "difference": other}
+
+
+def difference(mine: list[Any], theirs: list[Any]) -> float:
+    """The largest difference of tensors, as a part of the largest number of each; 0 if equal."""
+    return max(
+        float((a - b).abs().max() / b.abs().max().clamp_min(1e-9))
+        for a, b in zip(mine, theirs, strict=False)
+    )
+
+
+def ratios(results: dict[str, Result], by_hand: tuple[str, ...]) -> str:
+    """The medians as multiples of the fastest by hand."""
+    medians = {name: found.median for name, found in results.items()}
+    hand = min(medians.keys() & set(by_hand), key=medians.__getitem__, default=None)
+    if hand is None or not medians[hand]:
+        return ""
+    each = (f"{name} {median / medians[hand]:.2f}" for name, median in medians.items())
+    return f"in times {hand}: {'; '.join(each)}"
+
+
+def rows_of(job: Any, found: dict[str, Found]) -> Iterator[Row]:
+    """A row for each figure, and one for the memory that was taken."""
+    failed = {name: each["failed"] for name, each in found.items() if "failed" in each}
+    done = {name: each for name, each in found.items() if name not in failed}
+    figures: dict[tuple[str, str], dict[str, Result]] = {}
+    for contender, each in done.items():
+        for figure, unit, values in each["values"]:
+            name, _, other = figure.partition("@")
+            figures.setdefault((name, unit), {})[other or contender] = Result.of(values)
+    for (name, unit), results in figures.items():
+        note = ratios(results, job.by_hand) if unit in ("ms", "us") else ""
+        yield Row(f"{job.title}: {name}", results, unit, note)
+    different = {name: each["difference"] for name, each in done.items()}
+    equal = [
+        f"{name} {f'{most:.1e}' if most else 'equal'}"
+        for name, most in different.items()
+        if most is not None
+    ]
+    taken = {name: Result(each["taken"]) for name, each in done.items()}
+    note = f"numbers beside {next(iter(found))}: {'; '.join(equal)}" if equal else ""
+    yield Row(f"{job.title}: taken", taken, "MB", note, failed)
+
+
+def rows_of_job(job: Any, place: Any) -> Iterator[Row]:
+    """Run all contenders of a job, and compare their numbers with those of the first."""
+    found: dict[str, Found] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{number}.pt") for number in range(len(job.contenders))]
+        for (name, contender), path in zip(job.contenders.items(), paths, strict=True):
+            begin = time.monotonic()
+            work = partial(measured, place, contender, path, paths[0])
+            found[name] = guarded(work) if place.tiny else in_fork(work)
+            said = found[name].get("failed", f"{time.monotonic() - begin:.1f} s")
+            print(f"  {job.title}: {name}: {said}", file=sys.stderr, flush=True)
+    yield from rows_of(job, found)
+
+
+def module_of(group: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{group}")
+
+
+def free_memory() -> Found:
+    """The free bytes of the device and of the host."""
+    import torch
+
+    from managedmem._limits import host_available
+
+    return {"device": torch.cuda.mem_get_info()[0], "host": host_available() or 1 << 62}
+
+
+def share_of(need: tuple[int, int]) -> float:
+    """The largest size of a group's models for which device and host have room."""
+    free = in_fork(free_memory)
+    if "failed" in free:
+        raise RuntimeError(free["failed"])
+    room = free["device"] - SPARE, free["host"] - SPARE
+    for share in SHARES:
+        if all(share * wanted <= has for wanted, has in zip(need, room, strict=True)):
+            return share
+    least = [(SHARES[-1] * wanted + SPARE) / 1e9 for wanted in need]
+    raise RuntimeError(
+        f"at least {least[0]:.0f} GB must be free on the device and {least[1]:.0f} GB on the host;"
+        f" {free['device'] / 1e9:.0f} and {free['host'] / 1e9:.0f} GB are"
+    )
+
+
+def serve(group: str) -> None:
+    """Measure a group and print its rows: the work of a server."""
+    module = module_of(group)
+    from .common import Place
+
+    place = Place(tiny=False, share=share_of(module.NEED))
+    for job in module.jobs(place):
+        for row in rows_of_job(job, place):
+            print(MARK + json.dumps(row.as_json()), flush=True)
+
+
+def from_server(group: str) -> Iterator[Row]:
+    """The rows of a group, measured by a server."""
+    command = [sys.executable, "-m", __package__, group]
+    environment = {**os.environ, **FACTS}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        last = ""
+        for line in server.stdout:
+            last = line.strip() or last
+            if line.startswith(MARK):
+                yield Row.from_json(json.loads(line[len(MARK) :]))
+    if server.returncode:
+        raise RuntimeError(last or f"the process of this group ended with {server.returncode}")
+
+
+def here(group: str) -> Iterator[Row]:
+    """The rows of a group on the emulated driver."""
+    from .common import Place
+
+    place = Place(tiny=True)
+    for job in module_of(group).jobs(place):
+        yield from rows_of_job(job, place)
