@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,9 @@ def versions() -> dict[str, str]:
     for name in ("cuda.core", "cuda.bindings", "cupy", "numba_cuda", "torch", "numpy"):
         if module := optional(name):
             found[name] = str(getattr(module, "__version__", "?"))
+    for name in ("transformers", "diffusers", "accelerate"):  # slow to import
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     return found
 
 
