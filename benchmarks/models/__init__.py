@@ -42,7 +42,8 @@ GROUPS = {
         "A prompt of 512 tokens, and tokens in a loop with a wait after each. The processor time of"
         " the caller ends before the wait. Page faults: all weights come from the host, without a"
         " budget. offload() itself is of weights in ordinary memory, or in page-locked memory."
-        " Launches are of a kernel on 64 numbers, four after each layer.",
+        " Loaded are the bytes of a call, beside those of what is not on the device. Launches are"
+        " of a kernel on 64 numbers, four after each layer.",
     ),
     "mixture": group_of(
         "mixture",

@@ -75,8 +75,9 @@ class Generation:
         out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
         spent = time.thread_time_ns() - spent
         self.place.wait()
+        took = time.perf_counter_ns() - begin
         self.logits.append(out.logits[:, -1].clone())
-        (self.tokens if past is not None else self.prompt).append(time.perf_counter_ns() - begin)
+        (self.tokens if past is not None else self.prompt).append(took)
         if past is not None:
             self.caller.append(spent)
         return out.past_key_values
@@ -155,6 +156,12 @@ class Weights:
     def measured(self, meter: Meter, model: Any) -> Measured:
         return generated(self.place, meter, model)
 
+    def called(self, model: Any) -> int:
+        """Call the model a few times; the number of calls."""
+        generation = Generation(self.place, model)
+        generation.run(2)
+        return len(generation.logits)
+
     def resident(self, meter: Meter) -> Measured:
         return self.measured(meter, self.made())
 
@@ -166,6 +173,11 @@ class Weights:
         started = float(time.perf_counter_ns() - begin)
         found = self.measured(meter, model)
         found.values["offload() itself", "ms"] = [started]
+        before = handle.stats()
+        calls = self.called(model)
+        loaded = handle.stats()["bytes_loaded"] - before["bytes_loaded"]
+        found.values["loaded, a call", "MB"] = [loaded / calls]
+        found.values["loaded, a call@not on the device", "MB"] = [float(before["streamed"])]
         if handle.last_error:
             raise RuntimeError(handle.last_error)
         return found

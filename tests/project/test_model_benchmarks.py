@@ -24,13 +24,13 @@ GENERATION = ("the prompt", "a token", "caller's processor, a token")
 LAUNCHES = ("launches over 20 us, a token", "time of these launches, a token")
 FIGURES = {
     "language": [
-        *(*GENERATION, "offload() itself", "taken"),
-        *(*GENERATION, *LAUNCHES, "offload() itself", "taken"),
+        *(*GENERATION, "offload() itself", "loaded, a call", "taken"),
+        *(*GENERATION, *LAUNCHES, "offload() itself", "loaded, a call", "taken"),
         *("a token", "taken"),
     ],
-    "mixture": [*GENERATION, "offload() itself", "taken"],
+    "mixture": [*GENERATION, "offload() itself", "loaded, a call", "taken"],
     "training": ["a step", "taken"],
-    "diffusion": ["four steps", "offload() itself", "taken"],
+    "diffusion": ["four steps", "offload() itself", "loaded, a call", "taken"],
     "sets": ["a round", "taken"] * 2,
 }
 GIB = 1 << 30
