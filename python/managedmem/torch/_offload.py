@@ -40,7 +40,7 @@ from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._offload_frames import FramedPart, can_move_storages
 from managedmem.torch._offload_gradients import GradientHome, GradientRoom
 from managedmem.torch._offload_hooks import Announcer, Places, Versions
-from managedmem.torch._offload_optimizer import SplitStep, StepPart
+from managedmem.torch._offload_optimizer import SplitStep
 from managedmem.torch._offload_places import (
     Moved,
     Target,
@@ -52,6 +52,7 @@ from managedmem.torch._offload_places import (
 from managedmem.torch._offload_plan import Part, Plan, make_plan
 from managedmem.torch._offload_room import bytes_of_budget, check_room
 from managedmem.torch._offload_shares import Share
+from managedmem.torch._offload_visits import StepPart
 from managedmem.torch._tensors import Found
 
 _Device: TypeAlias = "Device | torch.device | str | int"

@@ -10,28 +10,36 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import chain
 from types import MethodType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from managedmem import CUDAError
 from managedmem._managedmem import _Slab
 from managedmem.torch._moving import _blocks, _fill, _on, _swap
-from managedmem.torch._offload_frames import FramedPart, Span
+from managedmem.torch._offload_frames import Span
 from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_partial import PartialStep, Staged
-from managedmem.torch._offload_places import ALIGNMENT, Memory, Target, size_of
-from managedmem.torch._offload_ring import Region, Ring
+from managedmem.torch._offload_places import Memory, Target, size_of
+from managedmem.torch._offload_ring import Ring
 from managedmem.torch._offload_shares import Share, copies_of, state_of
+from managedmem.torch._offload_visits import (
+    LEAST_SLICE,
+    VISITORS,
+    Entry,
+    StateHome,
+    StepPart,
+    Turn,
+    Visits,
+    aligned,
+)
 
 # They update each parameter from its own gradient and state alone: parts give the same numbers.
 _BY_PARAMETER = {
@@ -49,7 +57,6 @@ _BY_PARAMETER = {
 }
 # The others raise for sparse gradients.
 _TAKE_SPARSE: set[type[optim.Optimizer]] = {optim.SGD, optim.Adagrad}
-_VISITORS = 3  # one part comes, one is updated, one goes
 _SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
 
@@ -150,98 +157,6 @@ def _ended_link(step: object) -> _Link | None:
         return None
     split = found.split()
     return found if split is None or not split.active else None
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A tensor of the state. Its storage is its own, so that it is pickled without the others."""
-
-    tensor: Tensor
-    own: Tensor  # the bytes of its storage at home
-    place: int  # of these bytes in the home
-    offset: int  # of the tensor in its storage
-
-
-@dataclass(slots=True, eq=False)
-class _StateHome:
-    """The state of a part of the parameters, in one piece of page-locked memory."""
-
-    start: int
-    host: Tensor  # its bytes, for copies
-    entries: list[_Entry]
-
-    def holds(self, tensor: Tensor) -> bool:
-        """True if a tensor lies in it."""
-        return 0 <= tensor.data_ptr() - self.start < self.host.numel()
-
-    def views(self, region: Region) -> list[tuple[Tensor, Tensor]]:
-        """Each tensor with a replacement in a region."""
-        return [
-            (e.tensor, _on(region.scratch, e.tensor, region.start + e.place + e.offset))
-            for e in self.entries
-            if self.holds(e.tensor)
-        ]
-
-
-@dataclass(slots=True, eq=False)
-class StepPart:
-    """Parameters that are updated together."""
-
-    parameters: list[Tensor]
-    target: Target
-    group: FramedPart | None  # of the parameters, if they are streamed
-    home: _StateHome | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _VisitOfGradient:
-    """A gradient, and its copy in a region."""
-
-    parameter: Tensor
-    grad: Tensor
-    host: Tensor
-    view: Tensor
-    version: int
-    scratch: Tensor
-
-    @staticmethod
-    def of(
-        parameter: Tensor, grad: Tensor, home: GradientHome, region: Region, offset: int
-    ) -> _VisitOfGradient:
-        assert home.base is not None and home.host is not None
-        inside = grad.data_ptr() - home.base.data_ptr()
-        view = _on(region.scratch, grad, region.start + offset + inside)
-        scratch = region.scratch[offset : offset + home.nbytes]
-        return _VisitOfGradient(parameter, grad, home.host, view, view._version, scratch)
-
-    def is_written(self) -> bool:
-        return self.view._version != self.version
-
-
-@dataclass(slots=True, eq=False)
-class _Visit:
-    """The state and the gradients of a part in a region of the ring."""
-
-    ring: Ring
-    region: Region
-    home: _StateHome | None
-    state: list[tuple[Tensor, Tensor]]  # each tensor with its replacement
-    gradients: list[_VisitOfGradient] = field(default_factory=list)
-
-    def staged(self) -> Staged:
-        """What the step uses."""
-        return Staged(
-            {id(tensor): view for tensor, view in self.state},
-            {id(each.parameter): each.view for each in self.gradients},
-        )
-
-    def copy_home(self, scratch: Tensor) -> None:
-        """Queue the copies of what was written."""
-        if self.home is not None:
-            self.home.host.copy_(scratch[: self.home.host.numel()], non_blocking=True)
-        for each in self.gradients:
-            if each.is_written():
-                each.host.copy_(each.scratch, non_blocking=True)
 
 
 def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
@@ -422,13 +337,13 @@ class SplitStep:
         every = chain.from_iterable(partial.parameters)
         rest = [p for p in every if id(p) not in self.known]
         mine = [part for part in self.parts if self._has_gradients(part, partial)]
-        visits = _Visits(self, mine)
+        visits = Visits(self.optimizer, mine, self.rings, self.gradients, lambda: self.active)
         chosen = set(map(id, mine))
         for part in self.parts:
-            if id(part) in chosen:
-                self._step_part(part, partial, visits)
-            else:
+            if id(part) not in chosen:
                 self._send_home(part)
+        for turn in visits.turns:
+            self._step_turn(turn, partial, visits)
         if rest:
             partial.run(rest)
         if hasattr(original, _SCHEDULED):
@@ -439,17 +354,23 @@ class SplitStep:
     def _has_gradients(self, part: StepPart, partial: PartialStep) -> bool:
         return any(p.grad is not None and id(p) in partial.group_of for p in part.parameters)
 
-    def _step_part(self, part: StepPart, partial: PartialStep, visits: _Visits) -> None:
-        with ExitStack() as stack:
-            if part.group is not None and self.active:  # a collection may have called remove()
-                stream = part.target.stream()
-                if begin_use(part.group, stream, writes=True):
-                    stack.callback(end_use, part.group, stream, written=True)
-            visit = visits.begin(part)
-            if visit is not None:
-                stack.callback(visits.end, visit)
-            partial.run(part.parameters, None if visit is None else visit.staged())
-        self._send_home(part)
+    def _step_turn(self, turn: Turn, partial: PartialStep, visits: Visits) -> None:
+        with ExitStack() as uses:
+            for part in turn.parts:
+                if part.group is not None and self.active:  # a collection may have called remove()
+                    stream = part.target.stream()
+                    if begin_use(part.group, stream, writes=True):
+                        uses.callback(end_use, part.group, stream, written=True)
+            for stay in turn.stays:
+                visit = visits.begin(stay)
+                staged = None if stay.cut is None else Staged({}, {}, stay.cut)
+                try:
+                    partial.run(stay.parameters, staged if visit is None else visit.staged)
+                finally:
+                    if visit is not None:
+                        visits.end(visit)
+        for part in turn.parts:
+            self._send_home(part)
 
     def _tell_scheduler(self) -> None:
         """A scheduler that has wrapped the optimizer's own step() looks for a call of it."""
@@ -475,18 +396,19 @@ class SplitStep:
                 self.failures += 1
 
     def _note_size(self, part: StepPart) -> None:
-        """Let the ring of a device hold three parts of this size, if it has room for one."""
+        """Let the ring of a device hold three visits of this size, or of slices of the part."""
         copies = copies_of(self.optimizer)
-        places = sum(_aligned(p.nbytes) for p in part.parameters)
-        state = copies * places if part.home is None else _aligned(part.home.host.numel())
-        if state + places <= self.room.get(part.target, 0):
-            most = self.largest.get(part.target, 0)
-            self.largest[part.target] = max(most, state + places)
+        places = sum(aligned(p.nbytes) for p in part.parameters)
+        state = copies * places if part.home is None else aligned(part.home.host.numel())
+        room, size = self.room.get(part.target, 0), state + places
+        if size > room:  # in slices, unless these would be small
+            size = room // VISITORS if room >= VISITORS * LEAST_SLICE else 0
+        self.largest[part.target] = max(self.largest.get(part.target, 0), size)
 
     def _rings(self) -> dict[Target, Ring]:
         """The scratch of each device, ready for a step."""
         for target, largest in self.largest.items():
-            size = min(self.room[target], _VISITORS * largest)
+            size = min(self.room[target], VISITORS * largest)
             ring = self.rings.get(target)
             if ring is None or ring.size < size:
                 self._make_ring(target, size)
@@ -528,86 +450,7 @@ class SplitStep:
             _swap(changes)
 
 
-class _Visits:
-    """The parts of one step in the rings, where some come ahead of their turns."""
-
-    def __init__(self, split: SplitStep, parts: list[StepPart]) -> None:
-        self.split = split
-        self.rings = dict(split.rings)
-        self.queues: dict[Target, deque[StepPart]] = {}
-        self.there: dict[int, _Visit] = {}  # by the ids of parts
-        for part in parts:
-            if part.target in self.rings:
-                self.queues.setdefault(part.target, deque()).append(part)
-
-    def begin(self, part: StepPart) -> _Visit | None:
-        """The visit of a part whose turn it is; None if it is reached over the bus."""
-        queue = self.queues.get(part.target)
-        while queue and self.split.active and self._comes(queue[0]):
-            queue.popleft()
-        visit = self.there.pop(id(part), None)
-        if visit is None or not self.split.active:  # a collection has called remove()
-            return None
-        visit.ring.use(visit.region)
-        return visit
-
-    def end(self, visit: _Visit) -> None:
-        """Copy home what the step has written."""
-        if self.split.active:
-            visit.ring.empty(visit.region, visit.copy_home)
-        if not self.split.active:  # a collection has called remove() meanwhile
-            with torch.no_grad():
-                for tensor, view in visit.state:
-                    tensor.data.copy_(view)
-                for each in visit.gradients:
-                    if each.is_written():
-                        each.grad.data.copy_(each.view)
-
-    def _comes(self, part: StepPart) -> bool:
-        """Bring a part, unless it is too large; False if it has to wait."""
-        ring, home = self.rings[part.target], part.home
-        homes = self.split.gradients
-        found = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
-        mine = [(p, g, h) for p, g, h in found if g is not None and _can_visit(p, g, h)]
-        size = 0 if home is None else _aligned(home.host.numel())
-        offsets: list[int] = []
-        for _, _, each in mine:
-            offsets.append(size)
-            size += _aligned(each.nbytes)
-        if not 0 < size <= ring.size:
-            return True
-
-        def copy(scratch: Tensor) -> None:
-            if home is not None:
-                scratch[: home.host.numel()].copy_(home.host, non_blocking=True)
-            for (_, _, each), offset in zip(mine, offsets, strict=True):
-                assert each.host is not None
-                scratch[offset : offset + each.nbytes].copy_(each.host, non_blocking=True)
-
-        if (region := ring.fill(size, copy)) is None:
-            return False
-        visit = _Visit(ring, region, home, [] if home is None else home.views(region))
-        for (parameter, grad, each), offset in zip(mine, offsets, strict=True):
-            visit.gradients.append(_VisitOfGradient.of(parameter, grad, each, region, offset))
-        self.there[id(part)] = visit
-        return True
-
-
-def _can_visit(parameter: Tensor, grad: Tensor, home: GradientHome) -> bool:
-    """True if a gradient lies at home, and a plain tensor can stand for its parameter."""
-    return (
-        type(parameter) in (Tensor, nn.Parameter)
-        and not parameter.is_inference()
-        and not grad.is_inference()
-        and home.is_home(grad)
-    )
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
+def _home_of(found: list[tuple[str, Tensor]], target: Target) -> StateHome:
     """Move state tensors into one piece of memory on the host."""
     blocks = _blocks(found, target.place)
     slab = _Slab(target.device.device_id, sum(map(size_of, blocks)), True)
@@ -616,13 +459,13 @@ def _home_of(found: list[tuple[str, Tensor]], target: Target) -> _StateHome:
     host = Span(slab, 0, memory.used).tensor(torch.device("cpu"))
     host.zero_()  # locking takes longer for pages that are new
     slab.lock()
-    entries: list[_Entry] = []
+    entries: list[Entry] = []
     for block, span in spans:
         own = span.tensor(target.place)
         _fill(own, block)
         place = span.address - slab.handle
         for piece in block.pieces:
             for tensor in piece.tensors:
-                entries.append(_Entry(tensor, own, place, tensor.data_ptr() - block.start))
+                entries.append(Entry(tensor, own, place, tensor.data_ptr() - block.start))
     _swap([(entry.tensor, _on(entry.own, entry.tensor, entry.offset)) for entry in entries])
-    return _StateHome(slab.handle, host, entries)
+    return StateHome(slab.handle, host, entries)

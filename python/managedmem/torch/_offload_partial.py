@@ -51,12 +51,31 @@ class PartialStep:
                 state.write_back()
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Some elements of a contiguous tensor, in the order of its memory."""
+
+    start: int
+    stop: int
+    is_last: bool  # nothing of the tensor comes behind it
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These elements of a tensor."""
+        return tensor.detach().view(-1)[self.start : self.stop]
+
+    def bytes_of(self, memory: Tensor, tensor: Tensor) -> Tensor:
+        """These elements of a tensor at the start of some bytes."""
+        size = tensor.element_size()
+        return memory[self.start * size : self.stop * size]
+
+
 @dataclass(slots=True, eq=False)
 class Staged:
     """Tensors that a step uses in the place of others."""
 
     state: dict[int, Tensor]  # by the ids of tensors of the state
     gradients: dict[int, Tensor]  # by the ids of parameters
+    cut: Cut | None = None  # the elements of the one parameter that are stepped
 
 
 class _PartState:
@@ -64,21 +83,44 @@ class _PartState:
 
     def __init__(self, optimizer: optim.Optimizer, chosen: list[Tensor], staged: Staged) -> None:
         self.public = optimizer.state
+        self.staged = staged
         self.own: defaultdict[Tensor, Any] = defaultdict(dict)
         self.before: dict[Tensor, dict[str, Any]] = {}
         self.parameters: dict[Tensor, Tensor] = {}
         self.names: dict[int, Tensor] = {}  # by the ids of parameters
         for parameter in chosen:
-            name = parameter
-            if (gradient := staged.gradients.get(id(parameter))) is not None:
-                name = parameter.detach()  # of the same memory and version; other threads see none
-                name.grad = gradient
+            name = self._name_of(parameter)
             self.names[id(parameter)] = name
             self.parameters[name] = parameter
             if parameter in self.public:
                 state = self.public[parameter]
-                self.own[name] = {k: staged.state.get(id(v), v) for k, v in state.items()}
+                self.own[name] = {k: self._own_of(v, parameter) for k, v in state.items()}
                 self.before[name] = dict(self.own[name])
+
+    def _name_of(self, parameter: Tensor) -> Tensor:
+        """What the other optimizer steps: a tensor of the same memory and version."""
+        gradient = self.staged.gradients.get(id(parameter))
+        cut = self.staged.cut
+        if cut is not None:
+            name = cut.of(parameter)
+            if gradient is None and parameter.grad is not None:
+                gradient = cut.of(parameter.grad)
+        elif gradient is not None:
+            name = parameter.detach()
+        else:
+            return parameter
+        name.grad = gradient  # other threads see none
+        return name
+
+    def _own_of(self, value: Any, parameter: Tensor) -> Any:
+        """What the other optimizer has of the state: a count of steps goes on once."""
+        staged = self.staged.state.get(id(value))
+        cut = self.staged.cut
+        if staged is not None or cut is None or not isinstance(value, Tensor):
+            return value if staged is None else staged
+        if value.shape == parameter.shape and value.dim() > 0:
+            return cut.of(value)
+        return value if cut.is_last else value.clone()
 
     def write_back(self) -> None:
         """Give the optimizer what the step has put into the copy."""

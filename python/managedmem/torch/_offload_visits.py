@@ -1,0 +1,344 @@
+"""The visits of gradients and state to a ring of scratch, in a step of the optimizer.
+
+Parts that stay on the device step together where several fit, and a part that is large for the
+ring steps in slices of its parameters: the link copies for one visit while another one is updated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn, optim
+
+from managedmem.torch._moving import _on
+from managedmem.torch._offload_frames import FramedPart
+from managedmem.torch._offload_gradients import GradientHome
+from managedmem.torch._offload_partial import Cut, Staged
+from managedmem.torch._offload_places import ALIGNMENT, Target
+from managedmem.torch._offload_ring import Region, Ring
+from managedmem.torch._offload_shares import state_of
+
+VISITORS = 3  # one part comes, one is updated, one goes
+LEAST_SLICE = 4 << 20  # bytes; a copy of less does not reach the speed of the link
+_ROWS = 4096  # elements, by which slices begin
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A tensor of the state. Its storage is its own, so that it is pickled without the others."""
+
+    tensor: Tensor
+    own: Tensor  # the bytes of its storage at home
+    place: int  # of these bytes in the home
+    offset: int  # of the tensor in its storage
+
+
+@dataclass(slots=True, eq=False)
+class StateHome:
+    """The state of a part of the parameters, in one piece of page-locked memory."""
+
+    start: int
+    host: Tensor  # its bytes, for copies
+    entries: list[Entry]
+
+    def holds(self, tensor: Tensor) -> bool:
+        """True if a tensor lies in it."""
+        return 0 <= tensor.data_ptr() - self.start < self.host.numel()
+
+
+@dataclass(slots=True, eq=False)
+class StepPart:
+    """Parameters that are updated together."""
+
+    parameters: list[Tensor]
+    target: Target
+    group: FramedPart | None  # of the parameters, if they are streamed
+    home: StateHome | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """Parts, or a slice of one parameter of a part, that visit the ring together."""
+
+    parts: list[StepPart]
+    parameters: list[Tensor]
+    cut: Cut | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """Parts whose parameters are on the device until all of their visits are over."""
+
+    parts: list[StepPart]
+    stays: list[Stay]
+
+    def add(self, part: StepPart) -> None:
+        """Let the one visit have another part."""
+        (stay,) = self.stays
+        stay.parts.append(part)
+        stay.parameters += part.parameters
+        self.parts.append(part)
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """Bytes at home, their copy in a region, and the tensors over both."""
+
+    host: Tensor
+    scratch: Tensor
+    tensors: list[tuple[Tensor, Tensor]]
+    version: int | None = None  # of the copy of a gradient, which goes home if it was written
+
+    def must_go_home(self) -> bool:
+        return self.version is None or self.tensors[0][1]._version != self.version
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """The state and the gradients of a stay in a region of the ring."""
+
+    ring: Ring
+    region: Region
+    cut: Cut | None
+    copies: list[_Copy]
+    staged: Staged
+
+    def copy_home(self, _: Tensor) -> None:
+        """Queue the copies of what was written."""
+        for each in self.copies:
+            if each.must_go_home():
+                each.host.copy_(each.scratch, non_blocking=True)
+
+    def copy_back(self) -> None:
+        """Copy what was written into the tensors, wherever they are."""
+        with torch.no_grad():
+            for each in filter(_Copy.must_go_home, self.copies):
+                for tensor, view in each.tensors:
+                    whole = tensor.data
+                    (whole if self.cut is None else self.cut.of(whole)).copy_(view)
+
+
+class Visits:
+    """The turns of one step, and their visits to the rings, where some come ahead."""
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        parts: Iterable[StepPart],
+        rings: Mapping[Target, Ring],
+        homes: Mapping[int, GradientHome],
+        is_active: Callable[[], bool],
+    ) -> None:
+        self.optimizer = optimizer
+        self.rings = dict(rings)
+        self.homes = homes  # of gradients, by the ids of parameters
+        self.is_active = is_active
+        self.turns: list[Turn] = []
+        self.queues: dict[Target, deque[Stay]] = {}
+        self.there: dict[int, Visit] = {}  # by the ids of stays
+        self._take_turns(parts)
+        for turn in self.turns:
+            if turn.parts[0].target in self.rings:
+                self.queues.setdefault(turn.parts[0].target, deque()).extend(turn.stays)
+
+    def begin(self, stay: Stay) -> Visit | None:
+        """The visit of a stay whose turn it is; None if its memory is reached over the bus."""
+        queue = self.queues.get(stay.parts[0].target)
+        while queue and self.is_active() and self._comes(queue[0]):
+            queue.popleft()
+        visit = self.there.pop(id(stay), None)
+        if visit is None or not self.is_active():  # a collection has called remove()
+            return None
+        visit.ring.use(visit.region)
+        return visit
+
+    def end(self, visit: Visit) -> None:
+        """Copy home what the step has written."""
+        if self.is_active():
+            visit.ring.empty(visit.region, visit.copy_home)
+        if not self.is_active():  # a collection has called remove() meanwhile
+            visit.copy_back()
+
+    # --- who visits together --------------------------------------------------------------
+
+    def _take_turns(self, parts: Iterable[StepPart]) -> None:
+        opened: dict[Target, tuple[Turn, int]] = {}  # with parts that stay, and their bytes
+        for part in parts:
+            ring = self.rings.get(part.target)
+            size, most = (0, 0) if ring is None else (self._size_of(part), ring.size // VISITORS)
+            if size > max(most, LEAST_SLICE) and self._can_be_cut(part):
+                cut = self._cut(part, max(most // 2, LEAST_SLICE))
+                self.turns.append(Turn([part], list(cut)))
+                continue
+            joins = part.group is None and 0 < size <= most
+            last = opened.get(part.target) if joins else None
+            if last is not None and last[1] + size <= most:
+                last[0].add(part)
+                opened[part.target] = last[0], last[1] + size
+                continue
+            turn = Turn([], [Stay([], [])])
+            turn.add(part)
+            self.turns.append(turn)
+            if joins:
+                opened[part.target] = turn, size
+
+    def _size_of(self, part: StepPart) -> int:
+        """The bytes that the whole part takes in a ring."""
+        return _bytes_of(part.home) + sum(aligned(h.nbytes) for _, _, h in self._coming(part))
+
+    def _coming(self, part: StepPart) -> list[tuple[Tensor, Tensor, GradientHome]]:
+        """The gradients of a part that lie at home."""
+        homes = self.homes
+        found = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
+        return [(p, g, h) for p, g, h in found if g is not None and _can_visit(p, g, h)]
+
+    def _can_be_cut(self, part: StepPart) -> bool:
+        """True if each tensor has an element for each one of its parameter, in the same order."""
+        home = part.home
+        for parameter in part.parameters:
+            if (grad := parameter.grad) is None:
+                continue
+            if not _is_plain(parameter) or not _is_plain(grad):
+                return False
+            state = [t for _, t in state_of(self.optimizer, parameter)]
+            for tensor in (grad, *state):
+                if tensor.shape != parameter.shape or not tensor.is_contiguous():
+                    return False
+            if home is None or not parameter.is_contiguous() or not all(map(home.holds, state)):
+                return False
+        return True
+
+    def _cut(self, part: StepPart, most: int) -> Iterable[Stay]:
+        """Slices of the parameters of a part, whose visits take so many bytes."""
+        for parameter in part.parameters:
+            if (grad := parameter.grad) is None:
+                continue
+            state = [t for _, t in state_of(self.optimizer, parameter)]
+            of_element = grad.element_size() + sum(t.element_size() for t in state)
+            count = -(-parameter.numel() * of_element // most)
+            rows = -(-parameter.numel() // (max(count, 1) * _ROWS)) * _ROWS
+            for start in range(0, parameter.numel(), rows):
+                stop = min(start + rows, parameter.numel())
+                cut = Cut(start, stop, stop == parameter.numel())
+                yield Stay([part], [parameter], cut)
+
+    # --- what comes -----------------------------------------------------------------------
+
+    def _comes(self, stay: Stay) -> bool:
+        """Bring what a stay needs, unless it is too large; False if it has to wait."""
+        ring = self.rings[stay.parts[0].target]
+        plan = _Plan()
+        for part in stay.parts:
+            self._add_state(plan, part, stay)
+            for parameter, grad, home in self._coming(part):
+                if stay.cut is None or parameter is stay.parameters[0]:
+                    plan.add_gradient(parameter, grad, home, stay.cut)
+        if not 0 < plan.size <= ring.size:
+            return True
+        if (region := ring.fill(plan.size, plan.copy)) is None:
+            return False
+        self.there[id(stay)] = plan.visit(ring, region, stay.cut)
+        return True
+
+    def _add_state(self, plan: _Plan, part: StepPart, stay: Stay) -> None:
+        if part.home is None:
+            return
+        if stay.cut is None:
+            plan.add_home(part.home)
+            return
+        wanted = {id(t) for _, t in state_of(self.optimizer, stay.parameters[0])}
+        for entry in part.home.entries:
+            if id(entry.tensor) in wanted:
+                plan.add_slice(part.home, entry, stay.cut)
+
+
+@dataclass(slots=True, eq=False)
+class _Planned:
+    """Bytes at home that come to a place in a region, with the tensors over them."""
+
+    host: Tensor
+    place: int
+    tensors: list[tuple[Tensor, int]]  # each with its offset in these bytes
+    parameter: Tensor | None = None  # whose gradient it is
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """What comes to a region."""
+
+    size: int = 0
+    planned: list[_Planned] = field(default_factory=list)
+
+    def _add(self, planned: _Planned) -> None:
+        self.planned.append(planned)
+        self.size += aligned(planned.host.numel())
+
+    def add_home(self, home: StateHome) -> None:
+        """All state of a part."""
+        present = [(e.tensor, e.place + e.offset) for e in home.entries if home.holds(e.tensor)]
+        self._add(_Planned(home.host, self.size, present))
+
+    def add_slice(self, home: StateHome, entry: Entry, cut: Cut) -> None:
+        """A slice of a tensor of the state."""
+        start = entry.place + entry.offset
+        host = cut.bytes_of(home.host[start:], entry.tensor)
+        self._add(_Planned(host, self.size, [(entry.tensor, 0)]))
+
+    def add_gradient(
+        self, parameter: Tensor, grad: Tensor, home: GradientHome, cut: Cut | None
+    ) -> None:
+        """A gradient that lies at home, or a slice of it."""
+        assert home.base is not None and home.host is not None
+        inside = grad.data_ptr() - home.base.data_ptr()
+        host = home.host
+        if cut is not None:
+            host, inside = cut.bytes_of(host[inside:], grad), 0
+        self._add(_Planned(host, self.size, [(grad, inside)], parameter))
+
+    def copy(self, scratch: Tensor) -> None:
+        """Queue the copies into the region."""
+        for each in self.planned:
+            to = scratch[each.place : each.place + each.host.numel()]
+            to.copy_(each.host, non_blocking=True)
+
+    def visit(self, ring: Ring, region: Region, cut: Cut | None) -> Visit:
+        """What the step uses in the place of the tensors."""
+        visit = Visit(ring, region, cut, [], Staged({}, {}, cut))
+        for each in self.planned:
+            scratch = region.scratch[each.place : each.place + each.host.numel()]
+            place = region.start + each.place
+            pairs = [(t, _view(region.scratch, t, place + at, cut)) for t, at in each.tensors]
+            if each.parameter is None:
+                visit.copies.append(_Copy(each.host, scratch, pairs))
+                visit.staged.state.update((id(t), view) for t, view in pairs)
+            else:
+                (_, view) = pairs[0]
+                visit.copies.append(_Copy(each.host, scratch, pairs, view._version))
+                visit.staged.gradients[id(each.parameter)] = view
+        return visit
+
+
+def _view(memory: Tensor, tensor: Tensor, offset: int, cut: Cut | None) -> Tensor:
+    """A tensor, or a slice of one, over other memory."""
+    return _on(memory, tensor if cut is None else cut.of(tensor.data), offset)
+
+
+def _can_visit(parameter: Tensor, grad: Tensor, home: GradientHome) -> bool:
+    """True if a gradient lies at home, and a plain tensor can stand for its parameter."""
+    return _is_plain(parameter) and not grad.is_inference() and home.is_home(grad)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_known = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_known and not tensor.is_inference()
+
+
+def _bytes_of(home: StateHome | None) -> int:
+    return 0 if home is None else aligned(home.host.numel())
+
+
+def aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

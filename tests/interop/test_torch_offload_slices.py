@@ -1,0 +1,181 @@
+"""offload() in training: large parameters step in slices, small parts together, equal numbers."""
+
+import copy
+import importlib
+
+import pytest
+
+from offloaded import LAYER, assert_same_module, layers, nn, same
+from tensors import mt, torch
+
+PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
+Visits = importlib.import_module("managedmem.torch._offload_visits").Visits
+
+DEVICE = 0
+WIDTH = 64
+ROWS = 1000  # of the table of an embedding, which is large for the ring
+TABLE = ROWS * WIDTH * 4
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1},
+    "momentum": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "Adam": {"lr": 0.01},
+    "amsgrad": {"lr": 0.01, "amsgrad": True, "maximize": True, "weight_decay": 0.1},
+    "AdamW": {"lr": 0.01},
+    "Adamax": {"lr": 0.01},
+    "NAdam": {"lr": 0.01, "decoupled_weight_decay": True},
+    "RAdam": {"lr": 0.01},
+    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
+    "Adagrad": {"lr": 0.01, "lr_decay": 0.1},
+    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},
+    "ASGD": {"lr": 0.01, "t0": 2},
+    "Rprop": {"lr": 0.01},
+}
+KINDS = {"momentum": "SGD", "amsgrad": "Adam"}
+FUSED = ("SGD", "momentum", "Adam", "amsgrad", "AdamW", "Adagrad")
+FLAGS = [
+    (name, flags)
+    for name in OPTIMIZERS
+    for flags in ({}, {"foreach": True}, {"fused": True}, {"capturable": True})
+    if ("fused" not in flags or name in FUSED)
+    and ("capturable" not in flags or name in ("Adam", "NAdam", "Adamax"))
+]
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    for module in ("optimizer", "visits"):
+        monkeypatch.setattr(f"managedmem.torch._offload_{module}.LEAST_SLICE", 16 << 10)
+    monkeypatch.setattr("managedmem.torch._offload_visits._ROWS", 64)
+
+
+class Trained:
+    """A model with a large table to offload, and one that stays, with an optimizer each."""
+
+    def __init__(self, on, name="Adam", flags=None, model=None):
+        if model is None:
+            inner = layers(4)
+            model = nn.Sequential(nn.Embedding(ROWS, WIDTH), *inner, nn.Linear(WIDTH, ROWS)).to(on)
+        self.model = model
+        self.optimizer = self.make(self.model, name, flags or {})
+        self.name, self.flags = name, flags or {}
+
+    def make(self, model, name, flags):
+        kind = getattr(torch.optim, KINDS.get(name, name))
+        return kind(model.parameters(), **OPTIMIZERS[name], **flags)
+
+    def offload(self, budget):
+        place = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        self.reference = copy.deepcopy(self.model).to(place)
+        self.other = self.make(self.reference, self.name, self.flags)
+        return mt.offload(self.model, DEVICE, budget=budget, optimizer=self.optimizer)
+
+    def total(self):
+        return sum(-(-p.nbytes // 512) * 512 for p in self.model.parameters())
+
+    def step(self):
+        for model, stepped in ((self.model, self.optimizer), (self.reference, self.other)):
+            stepped.zero_grad()
+            given = torch.arange(0, ROWS, 7, device=next(model.parameters()).device)
+            if not isinstance(model[0], nn.Embedding):
+                given = torch.nn.functional.one_hot(given % WIDTH, WIDTH).float()
+            model(given).square().mean().backward()
+            stepped.step()
+
+    def check(self):
+        assert_same_module(self.model, self.reference)
+        for one, other in zip(self.model.parameters(), self.reference.parameters(), strict=True):
+            state, expected = self.optimizer.state[one], self.other.state[other]
+            assert state.keys() == expected.keys()
+            for key, value in state.items():
+                if torch.is_tensor(value):
+                    assert same(value, expected[key]), key
+                else:
+                    assert value == expected[key]
+
+
+def ring_of(handle):
+    (ring,) = handle._step.rings.values()
+    return ring
+
+
+class TestSlices:
+    @pytest.mark.parametrize(("name", "flags"), FLAGS)
+    def test_numbers_of_a_whole_step(self, on, name, flags):
+        if "capturable" in flags and on == "cpu":
+            pytest.skip("state of a CPU optimizer cannot be captured")
+        trained = Trained(on, name, flags)
+        with trained.offload(trained.total() + TABLE) as handle:
+            for _ in range(4):
+                trained.step()
+            trained.check()
+            assert handle.stats()["failures"] == 0
+            if name != "SGD":  # without state, a gradient fits in the ring
+                assert ring_of(handle).filled > 4 * 6
+        trained.check()
+
+    def test_parts_that_are_streamed(self, on, monkeypatch):
+        monkeypatch.setattr("managedmem.torch._offload_optimizer.LEAST_SLICE", 4 << 10)
+        monkeypatch.setattr("managedmem.torch._offload_visits.LEAST_SLICE", 4 << 10)
+        trained = Trained(on, model=layers(12, on=on))
+        with trained.offload(10 * LAYER) as handle:
+            for _ in range(3):
+                trained.step()
+            trained.check()
+            assert handle.stats()["groups"] > 0
+            cut = [stay for stay in _stays(trained, handle) if stay.cut is not None]
+            assert sum(stay.parts[0].group is not None for stay in cut) > 12
+        trained.check()
+
+    def test_slices_are_copied_once_each_way(self, on):
+        trained = Trained(on)
+        with trained.offload(trained.total() + 2 * TABLE) as handle:
+            trained.step()
+            ring = ring_of(handle)
+            before, sizes = ring.filled, []
+            original = ring.fill
+            ring.fill = lambda nbytes, copied: sizes.append(nbytes) or original(nbytes, copied)
+            trained.step()
+            taken = [s for s, r in zip(sizes, range(ring.filled - before), strict=False)]
+            assert ring.filled - before > 6
+            assert max(taken) <= ring.size // 3
+            trained.check()
+
+    def test_parts_that_stay_step_together(self, on):
+        """Where several fit in a third of the ring."""
+        trained = Trained(on)
+        with trained.offload(trained.total() + 4 * TABLE) as handle:
+            trained.step()
+            trained.step()
+            calls = [stay for stay in _stays(trained, handle) if stay.cut is None]
+            assert sum(len(stay.parts) for stay in calls) == 4
+            assert len(calls) < 4
+            trained.step()
+            trained.check()
+
+    def test_removed_between_two_slices(self, on):
+        if on == "cpu" and torch.cuda.is_available():
+            pytest.skip("the reference is on the other device")
+        trained = Trained(on)
+        handle = trained.offload(trained.total() + TABLE)
+        trained.step()
+        original, calls = PartialStep.run, []
+
+        def run(*given):
+            original(*given)
+            calls.append(given)
+            if len(calls) == 2:
+                handle.remove()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PartialStep, "run", run)
+            trained.step()
+        assert len(calls) > 4
+        trained.check()
+        trained.step()
+        trained.check()
+
+
+def _stays(trained, handle):
+    split = handle._step
+    visits = Visits(trained.optimizer, split.parts, split.rings, split.gradients, lambda: True)
+    return [stay for turn in visits.turns for stay in turn.stays]
