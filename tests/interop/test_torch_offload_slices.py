@@ -152,6 +152,32 @@ class TestSlices:
             trained.step()
             trained.check()
 
+    def test_state_that_stays_where_the_budget_has_room(self, on, monkeypatch):
+        """Beside a ring of the greatest size; and it is in the budget."""
+        monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", TABLE)
+        trained = Trained(on, name="AdamW")
+        total = trained.total()
+        size = sum(p.nbytes for p in trained.model.parameters())
+        with trained.offload(2 * total + 4 * TABLE) as handle:
+            places = []
+            for _ in range(4):
+                trained.step()
+                places.append([part.home is None for part in handle._step.parts])
+            trained.check()
+            ring, stats = ring_of(handle), handle.stats()
+            there = 2 * size - stats["state_on_host"]
+            assert TABLE - 3 < ring.size <= TABLE
+            assert 2 * TABLE <= there <= 3 * TABLE  # of the state, beside parameters and gradients
+            assert stats["gradients_on_host"] == 0
+            assert all(each == places[0] for each in places)
+            trained.optimizer.load_state_dict(trained.optimizer.state_dict())
+            trained.other.load_state_dict(trained.other.state_dict())
+            trained.step()
+            trained.check()
+        trained.check()
+        devices = {v.device for s in trained.optimizer.state.values() for v in s.values()}
+        assert {device.type for device in devices} <= {"cpu", on.split(":")[0]}
+
     def test_removed_between_two_slices(self, on):
         if on == "cpu" and torch.cuda.is_available():
             pytest.skip("the reference is on the other device")

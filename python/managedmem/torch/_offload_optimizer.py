@@ -29,7 +29,7 @@ from managedmem.torch._offload_hooks import begin_use, end_use
 from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring
-from managedmem.torch._offload_shares import Share, copies_of, state_of
+from managedmem.torch._offload_shares import MOST_RING, Share, copies_of, state_of
 from managedmem.torch._offload_visits import (
     LEAST_SLICE,
     VISITORS,
@@ -259,13 +259,30 @@ class SplitStep:
             # State that has a home keeps it.
             if not lane.share.state_stays or any(part.home is not None for part in mine):
                 parts += mine
-            self._set_room(lane.target, lane.share.room)
+            self._divide_room(lane, mine)
         parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
         self.parts = parts
         for part in parts:
             self._note_size(part)
         self.ever.update((id(part), part) for part in parts)
         self.known = {id(p) for part in parts for p in part.parameters}
+
+    def _divide_room(self, lane: Lane, parts: list[StepPart]) -> None:
+        """Give the ring its part of what is left of the budget, and state the rest."""
+        ring = min(lane.share.room, MOST_RING)
+        room = lane.share.room - ring
+        self._set_room(lane.target, ring)
+        is_known = type(self.optimizer) in _BY_PARAMETER
+        for part in parts:  # state that has a home keeps it
+            size = self._state_size(part)
+            part.keeps_state = part.home is None and size <= room and is_known
+            room -= size * part.keeps_state
+
+    def _state_size(self, part: StepPart) -> int:
+        """The bytes of the state of a part, with an estimate before its first step."""
+        found = sum(t.nbytes for _, t in self._state_on_device(part))
+        trains = sum(p.nbytes for p in part.parameters if p.requires_grad)
+        return found or copies_of(self.optimizer) * trains
 
     def _set_room(self, target: Target, room: int) -> None:
         """Let the scratch of a device take this many bytes."""
@@ -386,7 +403,11 @@ class SplitStep:
             try:
                 found = self._state_on_device(part)
                 home = part.home
-                if found and (home is None or not all(home.holds(t) for _, t in found)):
+                if (
+                    found
+                    and not part.keeps_state
+                    and (home is None or not all(home.holds(t) for _, t in found))
+                ):
                     part.home = _home_of(found, part.target)
                     self._note_size(part)
                     if not self.active:  # a collection has called remove() meanwhile

@@ -12,6 +12,8 @@ from torch import Tensor, nn, optim
 
 from managedmem.torch._targets import find_tensors
 
+MOST_RING = 256 << 20  # bytes of scratch; a larger one makes no copy faster
+
 
 def state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
     """The state of one parameter, without scalars such as step counts and empty tensors."""
@@ -55,7 +57,7 @@ class Share:
         self.budget = budget
         self.trained: list[Tensor] = []  # in the order of the optimizer
         self.gradients_stay = self.state_stays = True
-        self.room = 0  # bytes of scratch for the optimizer
+        self.room = 0  # bytes of scratch for the optimizer, and of state that stays
         self.may_pass = 0  # bytes of gradients whose copies home may be under way
         self._scratch = 0  # the room if the parameters exceed the budget
         self.divisions = 0  # how many times it was divided
@@ -74,7 +76,8 @@ class Share:
         kept, quarter = self._for_gradients(self.trained), self.budget // 4
         # The frames of parameters come first.
         frames = 4 * max((p.nbytes for p in self.trained), default=0)
-        self._scratch = min(quarter * bool(frames), max(0, self.budget - kept - frames))
+        most = min(quarter, MOST_RING) * bool(frames)
+        self._scratch = min(most, max(0, self.budget - kept - frames))
         self.room = self._scratch
         return self.budget - kept - self._scratch
 

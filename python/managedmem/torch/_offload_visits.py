@@ -57,6 +57,7 @@ class StepPart:
     target: Target
     group: FramedPart | None  # of the parameters, if they are streamed
     home: StateHome | None = None
+    keeps_state: bool = False  # on the device, unless it has a home
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +208,9 @@ class Visits:
             for tensor in (grad, *state):
                 if tensor.shape != parameter.shape or not tensor.is_contiguous():
                     return False
-            if home is None or not parameter.is_contiguous() or not all(map(home.holds, state)):
+            # Slices of state that a first step makes would be no state.
+            there = bool(state) if home is None else all(map(home.holds, state))
+            if not there or not parameter.is_contiguous():
                 return False
         return True
 
