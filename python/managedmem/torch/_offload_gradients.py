@@ -25,17 +25,19 @@ from managedmem.torch._offload_places import Target, host_memory
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._tensors import extent_of
 
+_TOGETHER = 16 << 20  # bytes of gradients whose copies are queued together
+
 
 @dataclass(slots=True, eq=False)
 class _Passing:
-    """A gradient whose copy home has been queued."""
+    """A gradient that goes home."""
 
     home: GradientHome
     grad: Tensor
     source: Tensor  # its memory on the device
     version: int
-    copied: torch.cuda.Event
     stream: torch.cuda.Stream  # of the pass
+    copied: torch.cuda.Event | None = None  # once the copy has been queued
 
 
 class GradientRoom:
@@ -48,6 +50,8 @@ class GradientRoom:
         self.outward = torch.cuda.Stream(target.place) if target.place.type == "cuda" else None
         self.passing: deque[_Passing] = deque()
         self.passing_bytes = 0
+        self.waiting: list[_Passing] = []  # those whose copies are still to be queued
+        self.waiting_bytes = 0
         self.refused = False  # memory for all
         self.task = -1  # the backward pass that will call settle() at its end
         self.lock = threading.RLock()  # a collection inside of it may call remove()
@@ -74,35 +78,58 @@ class GradientRoom:
     def send(self, home: GradientHome, grad: Tensor) -> None:
         """Copy a gradient to its place, and let it lie there once the stream has waited."""
         source = grad.data
-        assert home.base is not None and home.host is not None
         if self.outward is None:
-            home.host.copy_(_bytes_of(source))
+            home.copy_from(source)
             if home.active:  # else a collection has called remove() meanwhile
-                grad.data = _on(home.base, source, 0)  # the same object: the caller may have it
+                grad.data = home.shown(source)  # the same object: the caller may have it
             return
         stream = torch.cuda.current_stream(self.target.place)
-        self.outward.wait_stream(stream)
-        with torch.cuda.stream(self.outward):
-            home.host.copy_(_bytes_of(source), non_blocking=True)
         version = -1 if grad.is_inference() else grad._version
-        entry = _Passing(home, grad, source, version, self.outward.record_event(), stream)
+        entry = _Passing(home, grad, source, version, stream)
+        is_told = self._is_told_of_the_end(stream)
         with self.lock:
             home.latest = entry
             self.passing.append(entry)
             self.passing_bytes += source.nbytes
-        self.settle(self.share.may_pass if self._is_told_of_the_end(stream) else 0)
+            self.waiting.append(entry)
+            self.waiting_bytes += source.nbytes
+            if self.waiting_bytes >= _TOGETHER or self.waiting[0].stream != stream:
+                self._queue_copies()
+        self.settle(self.share.may_pass if is_told else 0)
+
+    def _queue_copies(self) -> None:
+        """Queue the copies that wait: the calls for one take longer than those for some more."""
+        assert self.outward is not None
+        waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
+        for stream in {entry.stream for entry in waiting}:
+            self.outward.wait_stream(stream)
+        with torch.no_grad(), torch.cuda.stream(self.outward):
+            for entry in waiting:
+                entry.home.copy_from(entry.source)
+            copied = self.outward.record_event()
+        for entry in waiting:
+            entry.copied = copied
 
     def settle(self, most: int = 0) -> None:
         """Let the current stream wait until at most this many bytes are on their way."""
         with self.lock, torch.no_grad():
+            followed: list[tuple[torch.cuda.Event, torch.cuda.Stream]] = []
             while self.passing and self.passing_bytes > most:
                 entry = self.passing.popleft()
                 self.passing_bytes -= entry.source.nbytes
-                self._finish(entry)
+                self._finish(entry, followed)
 
-    def _finish(self, entry: _Passing) -> None:
+    def _finish(
+        self, entry: _Passing, followed: list[tuple[torch.cuda.Event, torch.cuda.Stream]]
+    ) -> None:
+        """Let a gradient lie at home; `followed` has the copies that streams wait for already."""
+        if entry.copied is None:
+            self._queue_copies()
+        assert entry.copied is not None
         for stream in {entry.stream, torch.cuda.current_stream(self.target.place)}:
-            stream.wait_event(entry.copied)  # then the memory on the device may be used again
+            if not any(each[0] is entry.copied and each[1] == stream for each in followed[-2:]):
+                stream.wait_event(entry.copied)  # then the memory on the device may be used again
+                followed.append((entry.copied, stream))
         home, grad, source = entry.home, entry.grad, entry.source
         if home.latest is not entry:  # it was added to, and copied again
             return
@@ -111,10 +138,9 @@ class GradientRoom:
             return
         if grad.untyped_storage()._cdata != source.untyped_storage()._cdata:
             return
-        assert home.base is not None and home.host is not None
         if not grad.is_inference() and grad._version != entry.version:
-            home.host.copy_(_bytes_of(source), non_blocking=True)
-        grad.data = _on(home.base, source, 0)
+            home.copy_from(source)
+        grad.data = home.shown(source)
 
     def _is_told_of_the_end(self, stream: torch.cuda.Stream) -> bool:
         """True if the backward pass that goes on will call settle() at its end."""
@@ -156,6 +182,8 @@ class GradientHome:
         self.room = room
         self.base: Tensor | None = None
         self.host: Tensor | None = None  # the same bytes for copies
+        # Tensors like the parameter over both.
+        self.usual: tuple[Tensor, Tensor] | None = None
         self.alone = 0  # _users(base) while nothing else refers to it
         self.latest: _Passing | None = None
         self.failures = 0
@@ -207,6 +235,31 @@ class GradientHome:
             return False
         return grad.untyped_storage().data_ptr() == self.base.untyped_storage().data_ptr()
 
+    def copy_from(self, source: Tensor) -> None:
+        """Copy a gradient to its place, on the current stream."""
+        assert self.host is not None
+        if self._is_usual(source):
+            assert self.usual is not None
+            self.usual[1].copy_(source, non_blocking=True)
+        else:
+            self.host.copy_(_bytes_of(source), non_blocking=True)
+
+    def shown(self, source: Tensor) -> Tensor:
+        """A tensor like a gradient, over its place."""
+        assert self.base is not None
+        if self._is_usual(source):
+            assert self.usual is not None
+            return self.usual[0]
+        return _on(self.base, source, 0)
+
+    def _is_usual(self, source: Tensor) -> bool:
+        """True for a gradient like its parameter."""
+        if self.usual is None or source.is_inference():
+            return False
+        usual = self.usual[0]
+        likes = source.dtype == usual.dtype and source.shape == usual.shape
+        return likes and source.stride() == usual.stride()
+
     def is_kept(self) -> bool:
         """True if something else refers to the memory."""
         return self.base is not None and _users(self.base) != self.alone
@@ -216,6 +269,11 @@ class GradientHome:
         self.base = span.tensor(target.place)
         cpu = torch.device("cpu")
         self.host = self.base if target.place == cpu else span.tensor(cpu)
+        self.usual = None
+        parameter = self.parameter
+        is_dense = parameter.layout is torch.strided and parameter.is_contiguous()
+        if is_dense and parameter.nbytes == span.nbytes and not parameter.is_inference():
+            self.usual = _on(self.base, parameter, 0), _on(self.host, parameter, 0)
         self.alone = _users(self.base)
 
     def _place(self, nbytes: int) -> None:
@@ -279,14 +337,17 @@ def _is_shared(grad: Tensor, is_older: bool) -> bool:
     """
     if grad._is_view():  # torch makes none
         return True
-    counts = is_older or grad.is_inference() or grad._version > 0
+    if not (is_older or grad.is_inference() or grad._version > 0):
+        return False
     alone = torch.empty(1)  # memory with one reference
-    return counts and _users(grad) != _users(alone)
+    return _users(grad) != _users(alone)
 
 
 def _is_plain(grad: Tensor) -> bool:
     """True for dense memory that is not part of a graph."""
     if type(grad) is not Tensor or grad.layout is not torch.strided or grad.requires_grad:
         return False
+    if grad.is_contiguous():
+        return True
     extent = extent_of("", grad)
     return extent is not None and extent[1] - extent[0] == grad.nbytes
