@@ -152,6 +152,22 @@ class TestSlices:
             trained.step()
             trained.check()
 
+    @pytest.mark.parametrize("kind", ["Adam", "SGD"])
+    def test_gradients_that_fused_kernels_unscale(self, on, kind):
+        """In the ring, and then at home."""
+        trained = Trained(on, name=kind, flags={"fused": True})
+        with trained.offload(trained.total() + TABLE) as handle:
+            scalers = [torch.amp.GradScaler(handle.device.type, init_scale=8.0) for _ in range(2)]
+            for _ in range(3):
+                sides = ((trained.model, trained.optimizer), (trained.reference, trained.other))
+                for (model, optimizer), scaler in zip(sides, scalers, strict=True):
+                    optimizer.zero_grad()
+                    given = torch.arange(0, ROWS, 7, device=handle.device)
+                    scaler.scale(model(given).square().mean()).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+                trained.check()
+
     def test_state_that_stays_where_the_budget_has_room(self, on, monkeypatch):
         """Beside a ring of the greatest size; and it is in the budget."""
         monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", TABLE)

@@ -137,6 +137,8 @@ class Visits:
         self.rings = dict(rings)
         self.homes = homes  # of gradients, by the ids of parameters
         self.is_active = is_active
+        # Fused kernels unscale gradients in place, and count no write.
+        self.unscales = getattr(optimizer, "grad_scale", None) is not None
         self.turns: list[Turn] = []
         self.queues: dict[Target, deque[Stay]] = {}
         self.there: dict[int, Visit] = {}  # by the ids of stays
@@ -243,7 +245,7 @@ class Visits:
             return True
         if (region := ring.fill(plan.size, plan.copy)) is None:
             return False
-        self.there[id(stay)] = plan.visit(ring, region, stay.cut)
+        self.there[id(stay)] = plan.visit(ring, region, stay.cut, self.unscales)
         return True
 
     def _add_state(self, plan: _Plan, part: StepPart, stay: Stay) -> None:
@@ -307,7 +309,7 @@ class _Plan:
             to = scratch[each.place : each.place + each.host.numel()]
             to.copy_(each.host, non_blocking=True)
 
-    def visit(self, ring: Ring, region: Region, cut: Cut | None) -> Visit:
+    def visit(self, ring: Ring, region: Region, cut: Cut | None, unscales: bool) -> Visit:
         """What the step uses in the place of the tensors."""
         visit = Visit(ring, region, cut, [], Staged({}, {}, cut))
         for each in self.planned:
@@ -319,7 +321,9 @@ class _Plan:
                 visit.staged.state.update((id(t), view) for t, view in pairs)
             else:
                 (_, view) = pairs[0]
-                visit.copies.append(_Copy(each.host, scratch, pairs, view._version))
+                visit.copies.append(
+                    _Copy(each.host, scratch, pairs, None if unscales else view._version)
+                )
                 visit.staged.gradients[id(each.parameter)] = view
         return visit
 
