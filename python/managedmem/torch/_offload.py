@@ -32,6 +32,7 @@ from managedmem.torch._offload_arguments import (
     homes_of,
     tensors_of,
 )
+from managedmem.torch._offload_backward_step import BackwardStep, check_step_in_backward, whole
 from managedmem.torch._offload_children import Claim, check_claims
 from managedmem.torch._offload_choice import TOO_LARGE, Place
 from managedmem.torch._offload_compiled import check_graphs, drop_compiled
@@ -68,6 +69,7 @@ def offload(
     blocks: Iterable[str | nn.Module] | None = None,
     places: Mapping[str, Place] | None = None,
     read_only: bool = False,
+    step_in_backward: bool = False,
 ) -> Offload:
     """Run a module on a device that holds only a part of its parameters at a time.
 
@@ -100,6 +102,11 @@ def offload(
         True promises that nothing writes a parameter while the module is offloaded: after a write
         that torch has counted, the next call of its submodule raises RuntimeError, and remove()
         warns with UserWarning; both name the parameter. Not together with an optimizer.
+    step_in_backward : bool
+        True steps each part of the parameters in the backward pass, once its gradients are
+        complete, and frees these. optimizer.step() must follow each pass; it steps what is left.
+        For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
+        gradients that accumulate over passes, closures and DistributedDataParallel.
 
     What does not stay on the device has its home in page-locked memory of the host, of exactly its
     size. Before the forward and the backward call of a submodule, its parameters are copied to
@@ -137,11 +144,12 @@ def offload(
     if optimizer is not None:
         check_parameters(model, optimizer)
     check_read_only(read_only, optimizer)
+    check_step_in_backward(step_in_backward, optimizer)
     asked = asked_places(model, places)
     limit = bytes_of_budget(wanted, homes)
     check_room(homes, limit)
     handle = object.__new__(Offload)
-    handle._start(model, homes, limit, optimizer, chosen, asked, read_only)
+    handle._start(model, homes, limit, optimizer, chosen, asked, read_only, step_in_backward)
     return handle
 
 
@@ -357,6 +365,7 @@ class Offload:
         chosen: dict[int, str],
         asked: dict[int, Place],
         read_only: bool,
+        step_in_backward: bool,
     ) -> None:
         self._kind = type(model).__name__  # no reference to the model, which keeps the handle
         self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
@@ -368,6 +377,7 @@ class Offload:
         self._removing = threading.Lock()
         self._removed = False
         self._lost = 0  # failures before remove()
+        self._ended = 0  # steps in backward passes before remove()
         self._claim: Claim | None = None
         self._watch = Watch(model)
         self._watch_hooks: list[RemovableHandle] = []
@@ -385,7 +395,7 @@ class Offload:
                     drop_compiled(model)
                 self._follow()
                 if optimizer is not None:
-                    self._train(optimizer)
+                    self._train(optimizer, model if step_in_backward else None)
             self._warn_of_what_does_not_fit()
         except BaseException:
             self.remove()
@@ -447,20 +457,30 @@ class Offload:
         """The optimizer, unless its owner has dropped it, and its state with it."""
         return None if self._optimizer_ref is None else self._optimizer_ref()
 
-    def _train(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep gradients and state at home where the budget has no room for them."""
+    def _train(self, optimizer: torch.optim.Optimizer, stepped: nn.Module | None) -> None:
+        """Keep gradients and state at home where the budget has no room for them.
+
+        `stepped`: the module whose parameters step in backward passes, if they do.
+        """
         self._shares = [lane.share for lane in self._lanes]
         lanes = [lane for lane in self._lanes if lane.share.can_be_exceeded()]
+        early = [] if stepped is None else whole(stepped, self._shares)
+        not_home = set(map(id, early))
         for lane in lanes:
             room = GradientRoom(lane.target, lane.share)
             for parameter in lane.share.all_that_may_train():
+                if id(parameter) in not_home:
+                    continue
                 home = GradientHome(parameter, room)
                 self._gradients.append(home)
                 lane.share.homes.append((parameter, home))
         for home in self._gradients:
             home(home.parameter, is_older=True)
-        if lanes:
+        if stepped is not None:
+            self._step = BackwardStep(optimizer, self._lanes, self._gradients, stepped, early)
+        elif lanes:
             self._step = SplitStep(optimizer, lanes, self._gradients)
+        if self._step is not None:
             self._step.begin()
 
     @staticmethod
@@ -509,7 +529,7 @@ class Offload:
         self._claim = None
         for module in self._modules:
             vars(module).pop(_KEPT, None)
-        self._lost = self._failures()
+        self._lost, self._ended = self._failures(), self._stepped()
         self._gradients.clear()
         for share in self._shares:
             share.forget()
@@ -574,7 +594,8 @@ class Offload:
         stay. The others are the counters of WorkingSet.stats(); failures also counts uses that the
         driver refused, gradients and state that stay on the device because there was no place on
         the host, and scratches for state that the device had no memory for. gradients_on_host and
-        state_on_host are the bytes that lie there now. After remove(), the counters of its moment.
+        state_on_host are the bytes that lie there now. steps_in_backward counts parts that backward
+        passes have stepped. After remove(), the counters of its moment.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
@@ -583,6 +604,7 @@ class Offload:
         result["failures"] += self._failures()
         result["gradients_on_host"] = sum(gradient.nbytes for gradient in self._home_gradients())
         result["state_on_host"] = sum(tensor.nbytes for tensor in self._home_state())
+        result["steps_in_backward"] = self._stepped()
         return result
 
     def explain(self) -> Explanation:
@@ -592,10 +614,20 @@ class Offload:
         driver call.
         """
         return Explanation(
-            PartPlace(part.name or "model", part.nbytes, part.place, part.reason)
+            PartPlace(part.name or "model", part.nbytes, part.place, self._reason(part))
             for lane in self._lanes
             for part in (*lane.plan.resident, *lane.plan.streamed)
         )
+
+    def _reason(self, part: Part) -> str:
+        step = self._step
+        tensors = (t for block in part.blocks for p in block.pieces for t in p.tensors)
+        early = step is not None and any(map(step.steps_in_backward, tensors))
+        return f"{part.reason}; steps in the backward pass" if early else part.reason
+
+    def _stepped(self) -> int:
+        """How many times backward passes have stepped a part."""
+        return self._ended + (self._step.stepped_in_backward() if self._step is not None else 0)
 
     @property
     def coverage(self) -> dict[str, Coverage]:

@@ -108,6 +108,7 @@ class FramedPart:
         self.uses = 0
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         self.is_written = False  # by a use that is over, while others go on
+        self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
         self.writes = self._count_writes()
 

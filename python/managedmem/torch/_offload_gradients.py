@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -148,16 +149,23 @@ class GradientRoom:
         if task == -1:
             return False
         if task != self.task:
-            end = _EndOfPass(self, stream)
+            end = EndOfPass(self, stream)
             torch.autograd.Variable._execution_engine.queue_callback(end)
             self.task = task
         return True
 
 
-class _EndOfPass:
+class Settled(Protocol):
+    """What a stream waits for at the end of a backward pass."""
+
+    def settle(self) -> None:
+        """Let the current stream wait for it."""
+
+
+class EndOfPass:
     """What torch calls at the end of a backward pass, and drops after an error."""
 
-    def __init__(self, room: GradientRoom, stream: torch.cuda.Stream) -> None:
+    def __init__(self, room: Settled, stream: torch.cuda.Stream | None = None) -> None:
         self.room = weakref.ref(room)
         self.stream = stream
         self.is_over = False

@@ -83,7 +83,7 @@ def end_use(part: FramedPart, stream: int | None, written: bool = False) -> None
     settles them together.
     """
     with contextlib.suppress(CUDAError):
-        if part.release(stream, written) and not written:
+        if part.release(stream, written) and not (written or part.is_settled_later):
             part.frames.settle(stream or 0)
 
 

@@ -74,20 +74,27 @@ def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
     return optimizer
 
 
-def can_split(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
+def can_split(optimizer: optim.Optimizer, step: Callable[..., Any], hooks: bool = False) -> bool:
     """True if parts give the same numbers, and no code of the caller would see the parts.
 
-    `step` is the optimizer's step() before offload().
+    `step` is the optimizer's step() before offload(); `hooks`: parts do not call its hooks.
     """
     if type(optimizer) not in _BY_PARAMETER or not _is_own(optimizer, step):
         return False
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
+    differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
+    return not differentiable and (hooks or not has_hooks(optimizer))
+
+
+def has_hooks(optimizer: optim.Optimizer) -> bool:
+    """True if a step calls hooks."""
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
     )
-    return not any(hooks) and not any(g.get("differentiable") for g in optimizer.param_groups)
 
 
 def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
@@ -182,6 +189,8 @@ class Lane(Protocol):
 class SplitStep:
     """Takes the place of optimizer.step()."""
 
+    steps_all = False  # also parts whose state stays on the device
+
     def __init__(
         self, optimizer: optim.Optimizer, lanes: Sequence[Lane], gradients: Sequence[GradientHome]
     ) -> None:
@@ -257,9 +266,12 @@ class SplitStep:
         for lane in self.lanes:
             mine = lane.step_parts()
             # State that has a home keeps it.
-            if not lane.share.state_stays or any(part.home is not None for part in mine):
+            stays = lane.share.state_stays and all(part.home is None for part in mine)
+            if self.steps_all or not stays:
                 parts += mine
             self._divide_room(lane, mine)
+            for part in mine if stays else ():
+                part.keeps_state = True
         parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
         self.parts = parts
         for part in parts:
@@ -294,6 +306,14 @@ class SplitStep:
             ring.followed()
 
     # --- one step -------------------------------------------------------------------------
+
+    def stepped_in_backward(self) -> int:
+        """How many times a backward pass has stepped a part."""
+        return 0
+
+    def steps_in_backward(self, parameter: Tensor) -> bool:
+        """True for a parameter that backward passes step."""
+        return False
 
     def step(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """A step of the optimizer, whose own step() is `original`."""
@@ -421,6 +441,8 @@ class SplitStep:
         copies = copies_of(self.optimizer)
         places = sum(aligned(p.nbytes) for p in part.parameters)
         state = copies * places if part.home is None else aligned(part.home.host.numel())
+        if self.steps_all:  # its gradients do not visit
+            state, places = 0 if part.keeps_state else state, 0
         room, size = self.room.get(part.target, 0), state + places
         if size > room:  # in slices, unless these would be small
             size = room // VISITORS if room >= VISITORS * LEAST_SLICE else 0

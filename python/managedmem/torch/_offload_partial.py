@@ -6,7 +6,7 @@ An optimizer of the same class does it, with groups of its own and the same stat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,11 @@ _OWN = ("step", "param_groups", "state")  # what the other optimizer has instead
 class PartialStep:
     """One step of an optimizer in parts, with the hyper-parameters of its start."""
 
-    def __init__(self, optimizer: optim.Optimizer) -> None:
+    def __init__(self, optimizer: optim.Optimizer, hooks: bool = True) -> None:
+        """`hooks`: let the step call the hooks of the optimizer, if it has some."""
         self.optimizer = optimizer
+        step = type(optimizer).step
+        self.step: Callable[..., Any] = step if hooks else getattr(step, "__wrapped__", step)
         self.groups = list(optimizer.param_groups)
         self.options = [{k: v for k, v in g.items() if k != "params"} for g in self.groups]
         self.parameters = [list(group["params"]) for group in self.groups]
@@ -41,7 +44,7 @@ class PartialStep:
         own.param_groups = [{"params": mine[i], **self.options[i]} for i in used]
         own.state = optimizer.state if state is None else state.own
         try:
-            type(optimizer).step(own)
+            self.step(own)
         finally:
             _write_back(vars(optimizer), given, vars(own), _OWN)
             for i, group in zip(used, own.param_groups, strict=True):

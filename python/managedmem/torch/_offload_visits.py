@@ -132,8 +132,11 @@ class Visits:
         rings: Mapping[Target, Ring],
         homes: Mapping[int, GradientHome],
         is_active: Callable[[], bool],
+        coming: frozenset[int] = frozenset(),
     ) -> None:
+        """`coming`: the ids of parameters whose gradients are still to come, on the device."""
         self.optimizer = optimizer
+        self.coming = coming
         self.rings = dict(rings)
         self.homes = homes  # of gradients, by the ids of parameters
         self.is_active = is_active
@@ -149,14 +152,31 @@ class Visits:
 
     def begin(self, stay: Stay) -> Visit | None:
         """The visit of a stay whose turn it is; None if its memory is reached over the bus."""
-        queue = self.queues.get(stay.parts[0].target)
-        while queue and self.is_active() and self._comes(queue[0]):
-            queue.popleft()
+        self.look_ahead(stay.parts[0].target)
         visit = self.there.pop(id(stay), None)
         if visit is None or not self.is_active():  # a collection has called remove()
             return None
         visit.ring.use(visit.region)
         return visit
+
+    def look_ahead(self, target: Target) -> None:
+        """Bring as much as the ring of a device has room for."""
+        queue = self.queues.get(target)
+        while queue and self.is_active() and self._comes(queue[0]):
+            queue.popleft()
+
+    def skip(self, turn: Turn) -> None:
+        """Do not wait for a turn any more."""
+        for stay in turn.stays:
+            if (visit := self.there.pop(id(stay), None)) is not None:
+                visit.region.is_over = True  # without a copy home
+            elif stay in (queue := self.queues.get(stay.parts[0].target, deque())):
+                queue.remove(stay)
+
+    def call(self, turn: Turn) -> None:
+        """Let a turn be the next one that is not there yet."""
+        if (queue := self.queues.get(turn.parts[0].target)) is not None:
+            queue.extendleft(reversed(turn.stays))
 
     def end(self, visit: Visit) -> None:
         """Copy home what the step has written."""
@@ -198,11 +218,16 @@ class Visits:
         found = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
         return [(p, g, h) for p, g, h in found if g is not None and _can_visit(p, g, h)]
 
+    def _gradient(self, parameter: Tensor) -> Tensor | None:
+        """The gradient of a parameter, or what has the shape of the one that comes."""
+        comes = id(parameter) in self.coming and parameter.requires_grad
+        return parameter if comes else parameter.grad
+
     def _can_be_cut(self, part: StepPart) -> bool:
         """True if each tensor has an element for each one of its parameter, in the same order."""
         home = part.home
         for parameter in part.parameters:
-            if (grad := parameter.grad) is None:
+            if (grad := self._gradient(parameter)) is None:
                 continue
             if not _is_plain(parameter) or not _is_plain(grad):
                 return False
@@ -219,7 +244,7 @@ class Visits:
     def _cut(self, part: StepPart, most: int) -> Iterable[Stay]:
         """Slices of the parameters of a part, whose visits take so many bytes."""
         for parameter in part.parameters:
-            if (grad := parameter.grad) is None:
+            if (grad := self._gradient(parameter)) is None:
                 continue
             state = [t for _, t in state_of(self.optimizer, parameter)]
             of_element = grad.element_size() + sum(t.element_size() for t in state)

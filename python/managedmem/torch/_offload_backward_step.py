@@ -1,0 +1,354 @@
+"""The step of an optimizer in the backward pass: each part steps once its gradients are there.
+
+Its gradients are freed then, and never go home. Autograd calls the hooks in its threads, with the
+stream of the pass as the current one, and the step is queued there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import checkpoint
+from torch.utils.hooks import RemovableHandle
+
+from managedmem import CUDAError
+from managedmem.torch._offload_frames import FramedPart
+from managedmem.torch._offload_gradients import EndOfPass, GradientHome, _inert
+from managedmem.torch._offload_optimizer import Lane, SplitStep, can_split, has_hooks
+from managedmem.torch._offload_partial import PartialStep
+from managedmem.torch._offload_places import Target
+from managedmem.torch._offload_shares import Share
+from managedmem.torch._offload_visits import Stay, StepPart, Turn, Visits
+
+_OLDER = (
+    "a parameter of shape {} has a gradient from before this backward pass, and with "
+    "step_in_backward=True each pass is a step of its own: call optimizer.step() and "
+    "optimizer.zero_grad() between passes, and do not accumulate gradients"
+)
+_GRAPH = "create_graph=True needs the parameters as they are: offload without step_in_backward=True"
+_CLOSURE = (
+    "step() takes no closure with step_in_backward=True: the backward pass in it has stepped "
+    "already. Call loss.backward(), and step() without arguments"
+)
+_SCALER = (
+    "GradScaler looks at all gradients before the step, and with step_in_backward=True the "
+    "backward pass has stepped already: train in bfloat16, or offload without it"
+)
+_PARALLEL = (
+    "DistributedDataParallel reduces gradients after their parameters have been stepped: offload "
+    "without step_in_backward=True"
+)
+_TWICE = (
+    "a parameter of shape {} got a gradient twice before optimizer.step(): call step() after each "
+    "backward pass, and checkpoint with use_reentrant=False what is called more than once"
+)
+
+
+def check_step_in_backward(wanted: object, optimizer: optim.Optimizer | None) -> None:
+    """Refuse an optimizer that cannot step in the backward pass."""
+    if not isinstance(wanted, bool):
+        raise TypeError(f"step_in_backward must be True or False, got {wanted!r}")
+    if not wanted:
+        return
+    if optimizer is None:
+        raise ValueError("step_in_backward=True needs an optimizer=")
+    if not can_split(optimizer, optimizer.step, hooks=True):
+        raise ValueError(
+            f"step_in_backward=True needs an optimizer that updates each parameter by itself, such "
+            f"as AdamW or SGD of torch, with its own step() and without differentiable=True, got "
+            f"{type(optimizer).__name__}"
+        )
+
+
+def whole(model: nn.Module, shares: Iterable[Share]) -> list[Tensor]:
+    """The parameters of one module alone: the gradients of others may come in pieces."""
+    every = (id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    shared = {key for key, count in Counter(every).items() if count > 1}
+    may_train = (p for share in shares for p in share.all_that_may_train())
+    return [p for p in may_train if id(p) not in shared]
+
+
+class BackwardStep(SplitStep):
+    """Steps parts in backward passes, and in step() what these have left."""
+
+    steps_all = True
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        lanes: Sequence[Lane],
+        gradients: Sequence[GradientHome],
+        model: nn.Module,
+        chosen: Iterable[Tensor],
+    ) -> None:
+        super().__init__(optimizer, lanes, gradients)
+        self.lock = threading.RLock()  # a collection inside of it may call remove()
+        self.chosen = {id(p) for p in chosen}
+        self.order: list[StepPart] = []  # of the last round
+        self.seen: dict[int, StepPart] = {}  # those of this round whose gradients came, by ids
+        self.came: set[int] = set()  # the ids of the parameters whose gradients came in this round
+        self.unreached: set[int] = set()  # of those without gradients beside others of their parts
+        self.part_of: dict[int, StepPart] = {}  # by the ids of parameters, of those that step here
+        self.missing: dict[int, set[int]] = {}  # the ids of parameters, by the ids of parts
+        self.turn_of: dict[int, Turn] = {}  # by the ids of parts
+        self.queue: deque[Turn] = deque()  # in the order in which they are expected
+        self.task = -1  # the backward pass that is under way
+        self.written: dict[FramedPart, Target] = {}  # what goes home in this pass
+        self.stepped = 0  # parts
+        self.hooks = [model.register_forward_pre_hook(_Unwrapped(self))]
+        for parameter in chosen:
+            self.hooks += _hooked(parameter, self)
+
+    # --- a gradient -----------------------------------------------------------------------
+
+    def check(self, parameter: Tensor) -> None:
+        """Refuse to add to a gradient, before it is done."""
+        if not self.active or parameter.grad is None or id(parameter) not in self.part_of:
+            return
+        if _accumulates(parameter):
+            text = _TWICE if id(parameter) in self.came else _OLDER
+            raise RuntimeError(text.format(tuple(parameter.shape)))
+
+    def note(self, parameter: Tensor) -> None:
+        """Step the part of a parameter if this gradient was the last one."""
+        keeps_graph = torch.is_grad_enabled()
+        with self.lock, torch.no_grad():
+            key, task = id(parameter), torch._C._current_graph_task_id()
+            if not self.active or key not in self.chosen:
+                return
+            if keeps_graph:
+                raise RuntimeError(_GRAPH)
+            if key in self.came:
+                if _is_nested():
+                    raise RuntimeError(_TWICE.format(tuple(parameter.shape)))
+                self._end_round()
+            if task != self.task:
+                self._begin_pass(task, parameter)
+            part, grad = self.part_of.get(key), parameter.grad
+            if part is None or grad is None or grad.layout is not torch.strided:
+                return
+            if parameter.is_contiguous() and not grad.is_contiguous():
+                parameter.grad = grad.contiguous()  # as slices need it
+            self.came.add(key)
+            self.missing[id(part)].discard(key)
+            if not self.missing[id(part)]:
+                self.seen[id(part)] = part
+            turn = self.turn_of[id(part)]
+            if not any(self.missing[id(each)] for each in turn.parts):
+                self._run(turn)
+
+    def _run(self, turn: Turn) -> None:
+        visits = self.visits
+        if turn in self.queue:
+            while (first := self.queue.popleft()) is not turn:
+                visits.skip(first)
+        else:
+            visits.call(turn)
+        for part in turn.parts:
+            if part.group is not None:
+                part.group.is_settled_later = True
+                self.written[part.group] = part.target
+        self._step_turn(turn, self.partial, visits)
+        visits.skip(turn)  # what came over the bus
+        for stay in turn.stays:
+            for parameter in stay.parameters:
+                parameter.grad = None
+        self.stepped += len(turn.parts)
+
+    # --- a pass, and the round until the next step() ----------------------------------------
+
+    def _begin_pass(self, task: int, parameter: Tensor) -> None:
+        """Expect the parts in the order of the last round. A pass may go on inside of another."""
+        self.settle()
+        if not self.came:
+            self._follow()
+        for other in (p for part in self.parts for p in part.parameters if p is not parameter):
+            expected = other.grad is None or id(other) in self.came
+            if not expected and id(other) in self.part_of:
+                raise RuntimeError(_OLDER.format(tuple(other.shape)))
+        self.partial = PartialStep(self.optimizer, hooks=not has_hooks(self.optimizer))
+        self._plan()
+        streams = [torch.cuda.current_stream()] if torch.cuda.is_initialized() else []
+        end = EndOfPass(self, *streams)
+        torch.autograd.Variable._execution_engine.queue_callback(end)
+        self.task = task
+
+    def _plan(self) -> None:
+        present = set(map(id, self.parts))
+        ahead = [p for p in self.order if id(p) in present and id(p) not in self.seen]
+        rings = self._rings()
+        self.visits = Visits(
+            self.optimizer, ahead, rings, {}, lambda: self.active, frozenset(self.part_of)
+        )
+        self.queue = deque(self.visits.turns)
+        known = set(map(id, ahead))
+        others = [part for part in self.parts if id(part) not in known]
+        turns = [*self.queue, *(Turn([p], [Stay([p], list(p.parameters))]) for p in others)]
+        self.turn_of = {id(part): turn for turn in turns for part in turn.parts}
+        for stay in chain.from_iterable(turn.stays for turn in turns):
+            stay.parameters = [p for p in stay.parameters if id(p) in self.part_of]
+        self.missing = {
+            id(part): {id(p) for p in part.parameters if id(p) in self.part_of and p.requires_grad}
+            - (self.came | self.unreached)
+            for part in self.parts
+        }
+        for target in rings:
+            self.visits.look_ahead(target)
+
+    def settle(self) -> None:
+        """Let the current stream wait for what the pass has queued: it is over."""
+        with self.lock:
+            self.task = -1
+            for ring in self.rings.values():
+                ring.followed()
+            written, self.written = self.written, {}
+            for group in written:
+                group.is_settled_later = False
+            for frames, target in {g.frames: t for g, t in written.items()}.items():
+                frames.settle(target.stream() or 0)
+
+    def _end_round(self) -> None:
+        """Learn the order of the parts, and which parameters had no gradients."""
+        self.settle()
+        if self.seen:
+            self.order = list(self.seen.values())
+        self.unreached -= self.came
+        for part in self.parts:
+            mine = [p for p in part.parameters if id(p) in self.part_of]
+            if any(id(p) in self.came for p in mine):
+                self.unreached |= {id(p) for p in mine if id(p) not in self.came and p.grad is None}
+        self.seen, self.came = {}, set()
+
+    def _follow(self) -> None:
+        super()._follow()
+        every = ((id(p), part) for part in self.parts for p in part.parameters)
+        self.part_of = {key: part for key, part in every if key in self.chosen}
+
+    def stepped_in_backward(self) -> int:
+        """How many times a backward pass has stepped a part."""
+        return self.stepped
+
+    def steps_in_backward(self, parameter: Tensor) -> bool:
+        """True for a parameter that backward passes step."""
+        return id(parameter) in self.part_of
+
+    # --- step() and the end ------------------------------------------------------------------
+
+    def step(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Step what the backward passes have left, and call the hooks of the optimizer."""
+        if any(each is not None for each in (*given, named.get("closure"))):
+            raise ValueError(_CLOSURE)
+        if "grad_scaler" in named or getattr(self.optimizer, "found_inf", None) is not None:
+            raise RuntimeError(_SCALER)
+        with self.lock:
+            self._end_round()
+        every = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if all(p.grad is None for p in every):
+            return original()
+        result = super().step(original)
+        for parameter in every:
+            if id(parameter) in self.part_of:
+                parameter.grad = None
+        return result
+
+    def stop(self) -> None:
+        """Leave gradients alone from now on."""
+        for hook in self.hooks:
+            hook.remove()
+        with contextlib.suppress(CUDAError):  # everything is waited for
+            self.settle()
+        super().stop()
+
+    def forget(self) -> None:
+        """Drop the references to parts."""
+        super().forget()
+        self.order, self.seen, self.part_of, self.turn_of = [], {}, {}, {}
+        self.queue.clear()
+
+
+# --- hooks: copies of them, and pickles, do nothing ---------------------------------------------
+
+
+class _Hook:
+    """A hook through which the garbage collector cannot see: torch's C++ has it."""
+
+    def __init__(self, step: BackwardStep) -> None:
+        self.step = weakref.ref(step)
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _inert, ()
+
+
+class _Before(_Hook):
+    def __init__(self, step: BackwardStep, parameter: Tensor) -> None:
+        super().__init__(step)
+        self.parameter = weakref.ref(parameter)
+
+    def __call__(self, _: Tensor) -> None:
+        step, parameter = self.step(), self.parameter()
+        if step is not None and parameter is not None:
+            step.check(parameter)
+
+
+class _After(_Hook):
+    def __call__(self, parameter: Tensor) -> None:
+        if (step := self.step()) is not None:
+            step.note(parameter)
+
+
+class _Unwrapped(_Hook):
+    """Looks for DistributedDataParallel around the call of the model."""
+
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        step = self.step()
+        if step is not None and step.active and _active():
+            raise RuntimeError(_PARALLEL)
+
+
+vars(_Unwrapped.__call__)["_torchdynamo_disable"] = True
+
+
+def _active() -> object:
+    """The DistributedDataParallel whose call is under way."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def _hooked(parameter: Tensor, step: BackwardStep) -> list[RemovableHandle]:
+    """Hook a parameter, which may begin to require gradients later."""
+    required = parameter.requires_grad
+    try:
+        parameter.requires_grad_(True)  # torch refuses hooks of others
+        before = parameter.register_hook(_Before(step, parameter))
+        return [before, parameter.register_post_accumulate_grad_hook(_After(step))]
+    finally:
+        parameter.requires_grad_(required)
+
+
+def _accumulates(parameter: Tensor) -> bool:
+    """False in torch.autograd.grad(), which leaves .grad alone; torch raises for its leaves."""
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return False
+
+
+def _is_nested() -> bool:
+    """True in the backward pass of a reentrant checkpoint, inside of another one."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
