@@ -94,10 +94,14 @@ emu_call_begin(struct emu_call *call, const char *function, unsigned int kind, c
 CUresult
 emu_call_end(struct emu_call *call, CUresult result)
 {
+    struct emu_object *dead;
+
     if (result == CUDA_SUCCESS && call->fail_after != CUDA_SUCCESS) {
         result = call->fail_after;
     }
     emu_log_call(call, result);
+    dead = emu_objects_take_dead();
     emu_unlock();
+    emu_objects_destroy(dead);
     return result;
 }

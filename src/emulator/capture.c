@@ -1,6 +1,6 @@
-/* Graph capture: the captures that streams are in, and the calls that break them. A graph holds
- * no nodes: it can be made and destroyed, not launched. */
-#include "emulator.h"
+/* Graph capture: the captures that streams are in, and the calls that break them. Copies, fills,
+ * host functions and kernels become nodes; a memory allocation is refused. */
+#include "graphs.h"
 
 #include <stdlib.h>
 
@@ -10,15 +10,11 @@ struct emu_capture {
     CUstreamCaptureMode mode;
     uint64_t thread;
     struct emu_stream *origin;
+    struct emu_graph *graph;
     bool broken;
 };
 
-struct graph {
-    struct graph *next;
-};
-
 static struct emu_capture *captures;
-static struct graph *graphs;
 static uint64_t last_id;
 
 /* True if the capture forbids unsafe calls to the calling thread, by the contract of
@@ -102,7 +98,33 @@ emu_capture_record(struct emu_stream *stream, bool *captured)
 }
 
 CUresult
-emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uint64_t *id)
+emu_capture_add(struct emu_stream *stream, const struct emu_op *op)
+{
+    struct emu_node *node = NULL;
+    CUresult result = emu_graph_add(stream->capture->graph, op, &stream->front, &node);
+
+    return result == CUDA_SUCCESS ? emu_nodes_set(&stream->front, &node, 1) : result;
+}
+
+CUresult
+emu_capture_follow(struct emu_stream *stream, const struct emu_nodes *nodes, bool alone)
+{
+    if (stream->capture == NULL) {
+        return CUDA_ERROR_ILLEGAL_STATE;
+    }
+    if (stream->capture->broken) {
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    }
+    if (!emu_graph_has(stream->capture->graph, nodes)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return alone ? emu_nodes_set(&stream->front, nodes->list, nodes->count)
+                 : emu_nodes_add(&stream->front, nodes->list, nodes->count);
+}
+
+CUresult
+emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uint64_t *id,
+                   struct emu_graph **graph)
 {
     const struct emu_capture *capture = stream->capture;
 
@@ -115,6 +137,7 @@ emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uin
     if (id != NULL) {
         *id = capture == NULL ? 0 : capture->id;
     }
+    *graph = capture == NULL ? NULL : capture->graph;
     return CUDA_SUCCESS;
 }
 
@@ -133,7 +156,8 @@ emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode)
         return CUDA_ERROR_ILLEGAL_STATE;
     }
     capture = calloc(1, sizeof *capture);
-    if (capture == NULL) {
+    if (capture == NULL || emu_graph_new(&capture->graph) != CUDA_SUCCESS) {
+        free(capture);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     capture->id = ++last_id;
@@ -146,14 +170,20 @@ emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode)
     return CUDA_SUCCESS;
 }
 
-void
-emu_capture_join(struct emu_stream *stream, struct emu_capture *capture)
+CUresult
+emu_capture_join(struct emu_stream *stream, const struct emu_event *event)
 {
     if (stream->capture == NULL) {
-        stream->capture = capture;
+        stream->capture = event->capture;
     }
+    if (stream->capture != event->capture) {
+        stream->capture->broken = event->capture->broken = true;
+        return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    }
+    return emu_nodes_add(&stream->front, event->front.list, event->front.count);
 }
 
+/* Its graph stays. */
 static void
 capture_delete(struct emu_capture *capture)
 {
@@ -162,6 +192,7 @@ capture_delete(struct emu_capture *capture)
     for (struct emu_stream *s = emu_streams(); s != NULL; s = s->next) {
         if (s->capture == capture) {
             s->capture = NULL;
+            emu_nodes_clear(&s->front);
         }
     }
     emu_events_leave(capture);
@@ -176,7 +207,7 @@ CUresult
 emu_capture_end(struct emu_stream *stream, CUgraph *graph)
 {
     struct emu_capture *capture = stream->capture;
-    struct graph *made;
+    struct emu_graph *made;
     bool broken;
 
     if (graph == NULL) {
@@ -193,16 +224,12 @@ emu_capture_end(struct emu_stream *stream, CUgraph *graph)
         return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     }
     broken = capture->broken;
+    made = capture->graph;
     capture_delete(capture);
     if (broken) {
+        emu_graph_delete(made);
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     }
-    made = calloc(1, sizeof *made);
-    if (made == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    made->next = graphs;
-    graphs = made;
     *graph = (CUgraph)made;
     return CUDA_SUCCESS;
 }
@@ -211,8 +238,10 @@ void
 emu_capture_abandon(struct emu_stream *stream)
 {
     if (stream->capture != NULL && stream->capture->origin == stream) {
+        emu_graph_delete(stream->capture->graph);
         capture_delete(stream->capture);
     }
+    emu_nodes_clear(&stream->front);
 }
 
 CUresult
@@ -227,18 +256,4 @@ emu_capture_refuse_context(const struct emu_context *context)
         }
     }
     return result;
-}
-
-CUresult
-emu_graph_delete(CUgraph graph)
-{
-    for (struct graph **link = &graphs; *link != NULL; link = &(*link)->next) {
-        if ((void *)*link == (void *)graph) {
-            struct graph *gone = *link;
-            *link = gone->next;
-            free(gone);
-            return CUDA_SUCCESS;
-        }
-    }
-    return CUDA_ERROR_INVALID_VALUE;
 }

@@ -3,11 +3,12 @@
  * Layers. A file calls only files in lines below its own; test_sources.py reads this list.
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
- *   entry_context.c entry_copy.c entry_device.c entry_memory.c entry_pointer.c entry_pool.c
- *   entry_registered.c entry_stream.c entry_uvm.c
+ *   entry_context.c entry_copy.c entry_device.c entry_graph.c entry_memory.c entry_pointer.c
+ *   entry_pool.c entry_registered.c entry_stream.c entry_uvm.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
+ *   graphs.c                                the same: nodes, graphs, and what lives with them
  *   residency.c streams.c
  *   touches.c                               pages that a processor or the host touches
  *   places.c
@@ -564,6 +565,14 @@ void emu_pages_forget(struct emu_region *region);
 /* ---- streams.c --------------------------------------------------------------------------- */
 
 struct emu_capture;
+struct emu_graph;
+struct emu_node;
+
+/* Nodes of a graph. */
+struct emu_nodes {
+    struct emu_node **list;
+    size_t count;
+};
 
 enum emu_stream_kind { EMU_STREAM_OWN, EMU_STREAM_LEGACY, EMU_STREAM_PER_THREAD };
 
@@ -589,6 +598,7 @@ struct emu_stream {
     bool destroyed; /* by its user; it is removed when its queue is empty */
     bool ended; /* it was removed with a user's context */
     struct emu_capture *capture;
+    struct emu_nodes front; /* the nodes that the next one in its capture is behind */
 };
 
 /* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
@@ -620,6 +630,7 @@ struct emu_event {
     bool recorded;
     struct emu_point point;
     struct emu_capture *capture;
+    struct emu_nodes front; /* of the stream, when it was recorded in a capture */
     double milliseconds; /* the time at which it was reached */
 };
 
@@ -637,6 +648,16 @@ void emu_event_reach(uint64_t id);
 void emu_events_leave(const struct emu_capture *capture);
 size_t emu_event_count(void);
 
+/* ---- graphs.c (and graphs.h) ------------------------------------------------------------- */
+
+CUresult emu_nodes_add(struct emu_nodes *set, struct emu_node *const *list, size_t count);
+CUresult emu_nodes_set(struct emu_nodes *set, struct emu_node *const *list, size_t count);
+void emu_nodes_clear(struct emu_nodes *set);
+/* User objects without a reference, whose destructors run in a thread of the driver, without the
+ * mutex. */
+struct emu_object *emu_objects_take_dead(void);
+void emu_objects_destroy(struct emu_object *dead);
+
 /* ---- capture.c --------------------------------------------------------------------------- */
 
 /* For calls that are unsafe during a capture. 900: a capture forbids the call, and is now
@@ -647,17 +668,21 @@ CUresult emu_capture_unsafe(void);
 CUresult emu_capture_refuse(struct emu_stream *stream);
 /* For calls that a graph can hold. *captured: the stream captures, and the call must not run. */
 CUresult emu_capture_record(struct emu_stream *stream, bool *captured);
-CUresult emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status,
-                            uint64_t *id);
+/* Makes an operation a node of the graph that the stream captures. */
+CUresult emu_capture_add(struct emu_stream *stream, const struct emu_op *op);
+/* Adds to the nodes that the next one of the stream is behind, or replaces them. */
+CUresult emu_capture_follow(struct emu_stream *stream, const struct emu_nodes *nodes, bool alone);
+/* *graph: NULL unless the stream captures. */
+CUresult emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uint64_t *id,
+                            struct emu_graph **graph);
 CUresult emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode);
 CUresult emu_capture_end(struct emu_stream *stream, CUgraph *graph);
 /* Lets a stream join the capture in which an event was recorded, because it waits for it. */
-void emu_capture_join(struct emu_stream *stream, struct emu_capture *capture);
+CUresult emu_capture_join(struct emu_stream *stream, const struct emu_event *event);
 /* Ends the capture of a stream that is destroyed in the middle of it. */
 void emu_capture_abandon(struct emu_stream *stream);
 /* For waits for a whole device. 900: its streams capture, and the captures are broken now. */
 CUresult emu_capture_refuse_context(const struct emu_context *context);
-CUresult emu_graph_delete(CUgraph graph);
 
 /* ---- pools.c ----------------------------------------------------------------------------- */
 

@@ -90,7 +90,15 @@
     X("cuStreamBeginCapture", 10010, cuStreamBeginCapture_v2)                        \
     X("cuStreamEndCapture", 10000, cuStreamEndCapture)                               \
     X("cuThreadExchangeStreamCaptureMode", 10010, cuThreadExchangeStreamCaptureMode) \
+    X("cuStreamUpdateCaptureDependencies", 11030, cuStreamUpdateCaptureDependencies) \
     X("cuGraphDestroy", 10000, cuGraphDestroy)                                       \
+    X("cuGraphAddMemcpyNode", 10000, cuGraphAddMemcpyNode)                           \
+    X("cuGraphInstantiate", 11040, cuGraphInstantiateWithFlags)                      \
+    X("cuGraphLaunch", 10000, cuGraphLaunch)                                         \
+    X("cuGraphExecDestroy", 10000, cuGraphExecDestroy)                               \
+    X("cuUserObjectCreate", 11030, cuUserObjectCreate)                               \
+    X("cuUserObjectRelease", 11030, cuUserObjectRelease)                             \
+    X("cuGraphRetainUserObject", 11030, cuGraphRetainUserObject)                     \
     X("cuStreamAttachMemAsync", 6000, cuStreamAttachMemAsync)                        \
     X("cuLaunchHostFunc", 10000, cuLaunchHostFunc)                                   \
     X("cuLaunchHostFunc", 13010, cuLaunchHostFunc_v2)                                \

@@ -74,7 +74,10 @@ queue_copy(const struct copy_request *request, CUstream handle)
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
     }
-    if (result == CUDA_SUCCESS && !captured) {
+    if (result == CUDA_SUCCESS && captured) {
+        return emu_capture_add(stream, &op);
+    }
+    if (result == CUDA_SUCCESS) {
         result = emu_stream_submit(stream, &op);
         if (result == CUDA_SUCCESS && wait) {
             emu_stream_drain(stream);
@@ -151,7 +154,10 @@ queue_fill(const struct emu_op *op, CUstream handle)
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
     }
-    return result == CUDA_SUCCESS && !captured ? emu_stream_submit(stream, op) : result;
+    if (result == CUDA_SUCCESS) {
+        result = captured ? emu_capture_add(stream, op) : emu_stream_submit(stream, op);
+    }
+    return result;
 }
 
 static CUresult

@@ -177,46 +177,54 @@ EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
 /* ---- capture ---- */
 
 static CUresult
-capture_status(const char *name, CUstream handle, CUstreamCaptureStatus *status, uint64_t *id)
+capture_status(const char *name, CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
+               CUgraph *graph_out, struct emu_nodes *front)
 {
     struct emu_stream *stream = NULL;
+    struct emu_graph *graph = NULL;
     CUresult result;
 
     EMU_BEGIN(name, EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
     result = status == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
-        result = emu_capture_status(stream, status, id);
+        result = emu_capture_status(stream, status, id, &graph);
+    }
+    if (result == CUDA_SUCCESS && graph_out != NULL) {
+        *graph_out = (CUgraph)graph;
+    }
+    if (result == CUDA_SUCCESS && front != NULL) {
+        *front = stream->front;
     }
     return emu_call_end(&call, result);
 }
 
 EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
-    return capture_status("cuStreamIsCapturing", hStream, captureStatus, NULL);
+    return capture_status("cuStreamIsCapturing", hStream, captureStatus, NULL, NULL, NULL);
 }
 
 EMU_ENTRY(cuStreamGetCaptureInfo, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
           cuuint64_t *id_out)
 {
-    return capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out);
+    return capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out, NULL,
+                          NULL);
 }
 
-/* The later forms also return the graph and its last nodes, which do not exist here. */
+/* The later forms also return the graph and the nodes that the next one is behind. */
 EMU_ENTRY(cuStreamGetCaptureInfo_v2, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
           cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
           size_t *numDependencies_out)
 {
-    CUresult result = capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out);
+    struct emu_nodes front = {0};
+    CUresult result = capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out,
+                                     graph_out, &front);
 
     if (result == CUDA_SUCCESS) {
-        if (graph_out != NULL) {
-            *graph_out = NULL;
-        }
         if (dependencies_out != NULL) {
-            *dependencies_out = NULL;
+            *dependencies_out = (const CUgraphNode *)front.list;
         }
         if (numDependencies_out != NULL) {
-            *numDependencies_out = 0;
+            *numDependencies_out = front.count;
         }
     }
     return result;
@@ -277,12 +285,6 @@ EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-EMU_ENTRY(cuGraphDestroy, CUgraph hGraph)
-{
-    EMU_BEGIN("cuGraphDestroy", EMU_CALL_WORK, "graph=0x%llx", emu_handle_number(hGraph));
-    return emu_call_end(&call, emu_graph_delete(hGraph));
-}
-
 /* ---- work ---- */
 
 static CUresult
@@ -299,8 +301,8 @@ launch_function(CUstream handle, CUhostFn fn, void *argument)
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
     }
-    if (result == CUDA_SUCCESS && !captured) {
-        result = emu_stream_submit(stream, &op);
+    if (result == CUDA_SUCCESS) {
+        result = captured ? emu_capture_add(stream, &op) : emu_stream_submit(stream, &op);
     }
     return result;
 }
@@ -410,7 +412,7 @@ record_event_on_stream(CUevent handle, CUstream stream_handle)
     }
     if (result == CUDA_SUCCESS && captured) {
         event->capture = stream->capture;
-        return CUDA_SUCCESS;
+        return emu_nodes_set(&event->front, stream->front.list, stream->front.count);
     }
     return result == CUDA_SUCCESS ? emu_event_record(event, stream) : result;
 }
@@ -440,8 +442,7 @@ queue_event_wait(CUstream handle, CUevent event_handle, unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (event->capture != NULL) {
-        emu_capture_join(stream, event->capture);
-        return CUDA_SUCCESS;
+        return emu_capture_join(stream, event);
     }
     result = emu_capture_record(stream, &captured);
     if (result == CUDA_SUCCESS && captured) {

@@ -67,6 +67,7 @@ void
 emu_event_delete(struct emu_event *event)
 {
     remove_event(event);
+    emu_nodes_clear(&event->front);
     free(event);
 }
 
@@ -91,6 +92,7 @@ emu_events_leave(const struct emu_capture *capture)
     for (struct emu_event *e = events; e != NULL; e = e->next) {
         if (e->capture == capture) {
             e->capture = NULL;
+            emu_nodes_clear(&e->front);
         }
     }
 }

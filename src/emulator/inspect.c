@@ -306,7 +306,8 @@ emu_launch(CUstream handle, void (*fn)(void *argument), void *argument)
     emu_lock();
     result = fn == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
     if (result == CUDA_SUCCESS) {
-        result = emu_stream_submit(stream, &op);
+        result = stream->capture != NULL ? emu_capture_add(stream, &op)
+                                         : emu_stream_submit(stream, &op);
     }
     emu_unlock();
     return (int)result;

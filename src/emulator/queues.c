@@ -376,6 +376,7 @@ emu_event_record(struct emu_event *event, struct emu_stream *stream)
 
     event->recorded = true;
     event->capture = NULL;
+    emu_nodes_clear(&event->front);
     event->point.stream = stream->id;
     event->point.serial = stream->queued + 1;
     return emu_stream_submit(stream, &op);

@@ -49,6 +49,9 @@ world_open(const char *path)
     find(library, "cuStreamBeginCapture_v2", &world.begin_capture);
     find(library, "cuStreamEndCapture", &world.end_capture);
     find(library, "cuGraphDestroy", &world.destroy_graph);
+    find(library, "cuGraphInstantiateWithFlags", &world.instantiate);
+    find(library, "cuGraphLaunch", &world.launch_graph);
+    find(library, "cuGraphExecDestroy", &world.destroy_executable);
     find(library, "cuCtxCreate_v2", &world.create_context);
     find(library, "cuCtxDestroy_v2", &world.destroy_context);
     find(library, "emu_touch", &world.touch);

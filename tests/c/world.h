@@ -31,6 +31,9 @@ typedef struct {
     CUresult (*begin_capture)(CUstream stream, CUstreamCaptureMode mode);
     CUresult (*end_capture)(CUstream stream, CUgraph *graph);
     CUresult (*destroy_graph)(CUgraph graph);
+    CUresult (*instantiate)(CUgraphExec *made, CUgraph graph, unsigned long long flags);
+    CUresult (*launch_graph)(CUgraphExec graph, CUstream stream);
+    CUresult (*destroy_executable)(CUgraphExec graph);
     CUresult (*create_context)(CUcontext *context, unsigned int flags, CUdevice device);
     CUresult (*destroy_context)(CUcontext context);
     int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);

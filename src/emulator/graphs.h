@@ -1,0 +1,49 @@
+/* The graphs of the emulated driver: their nodes, executable copies, and the objects that live as
+ * long as they do. */
+#ifndef MANAGEDMEM_EMULATOR_GRAPHS_H
+#define MANAGEDMEM_EMULATOR_GRAPHS_H
+
+#include "emulator.h"
+
+/* An operation, behind those of other nodes of its graph. */
+struct emu_node {
+    struct emu_op op;
+    size_t index; /* in the order of adding */
+    struct emu_nodes waits;
+};
+
+/* A graph, or an executable one, which is a copy. */
+struct emu_graph {
+    struct emu_graph *next;
+    bool executable;
+    struct emu_nodes nodes;
+    struct emu_object **objects; /* one entry for each reference */
+    size_t object_count;
+    uint64_t launches;
+    struct emu_point end; /* of its latest launch */
+};
+
+CUresult emu_graph_new(struct emu_graph **out);
+/* NULL for other handles. */
+struct emu_graph *emu_graph_find(const void *handle, bool executable);
+/* An executable copy, which holds the objects of the graph. */
+CUresult emu_graph_copy(const struct emu_graph *graph, struct emu_graph **out);
+void emu_graph_delete(struct emu_graph *graph);
+/* Adds a node behind those in `waits`, which the graph must have. */
+CUresult emu_graph_add(struct emu_graph *graph, const struct emu_op *op,
+                       const struct emu_nodes *waits, struct emu_node **out);
+bool emu_graph_has(const struct emu_graph *graph, const struct emu_nodes *nodes);
+/* The next node of a launch, of which done[] are over. Launches prefer the oldest and the newest
+ * one in turn, so that a wait that is missing is noticed. */
+const struct emu_node *emu_graph_next(const struct emu_graph *graph, const bool *done);
+
+CUresult emu_object_new(void *pointer, CUhostFn destroy, unsigned int count,
+                        struct emu_object **out);
+struct emu_object *emu_object_find(CUuserObject handle);
+/* Gives references away; the destructor of the last one runs behind the present call. */
+CUresult emu_object_release(struct emu_object *object, unsigned int count);
+/* Lets a graph hold references, new ones or the caller's. */
+CUresult emu_graph_retain(struct emu_graph *graph, struct emu_object *object, unsigned int count,
+                          bool moved);
+
+#endif
