@@ -84,9 +84,10 @@ class WorkingGroup:
 
         Returns a WorkingUse; the end of its with block closes it. Work that is queued on the stream
         before that uses use.arrays. Uses may nest and overlap. If the groups in use leave no room,
-        if the stream captures a graph, or after a failure of the driver, the arrays are at home:
-        the device reaches them over the bus, or managed memory by page faults. In a WorkingSet, a
-        group with access='write' that is used at home waits for the copies home first.
+        or after a failure of the driver, the arrays are at home: the device reaches them over the
+        bus, or managed memory by page faults. In a WorkingSet, a group with access='write' that is
+        used at home waits for the copies home first. In a stream that captures a graph, the graph
+        copies the group at each launch; in a ManagedWorkingSet, the group is at home there.
 
         Raises RuntimeError for a closed set, stream or buffer, a removed group, while the host
         writes the group, and while it reads a group that the use writes; ValueError for another

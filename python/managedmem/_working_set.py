@@ -40,7 +40,8 @@ class WorkingSetStats(NamedTuple):
     hits : int
         Of these, uses of what was on the device, or on the way there.
     mapped : int
-        Of these, uses at home: without room, in a stream that captures, or after a failure.
+        Of these, uses at home: without room, after a failure, or in a ManagedWorkingSet in a stream
+        that captures.
     loads : int
         Loads to the device, those ahead of a use included.
     ahead : int

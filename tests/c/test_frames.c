@@ -197,25 +197,6 @@ scratch_is_not_copied(void)
     end_model();
 }
 
-/* A graph would be replayed without the copies. */
-static void
-a_stream_that_captures_uses_parts_at_home(void)
-{
-    CUgraph graph;
-
-    begin_equal(4);
-    use_round(PARTS);
-    CHECK_EQUAL(world.begin_capture(model.streams[1], CU_STREAM_CAPTURE_MODE_GLOBAL),
-                CUDA_SUCCESS);
-    for (uint32_t i = 0; i < PARTS; i++) {
-        CHECK_EQUAL(mm_frames_acquire(model.frames, i, false, model.streams[1]), 0);
-    }
-    CHECK_EQUAL(world.end_capture(model.streams[1], &graph), CUDA_SUCCESS);
-    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
-    use_round(PARTS);
-    end_model();
-}
-
 /* What captured may have written every part at home by the next use. */
 static void
 copies_are_forgotten_after_a_capture_that_begins_a_round(void)
@@ -535,7 +516,6 @@ main(int argc, char **argv)
         CHECK_TEST(held_parts_leave_no_room),
         CHECK_TEST(a_part_larger_than_the_room_is_used_at_home),
         CHECK_TEST(scratch_is_not_copied),
-        CHECK_TEST(a_stream_that_captures_uses_parts_at_home),
         CHECK_TEST(copies_are_forgotten_after_a_capture_that_begins_a_round),
         CHECK_TEST(a_part_that_stays_keeps_few_ends_of_uses),
         CHECK_TEST(a_frame_follows_all_uses_under_way),

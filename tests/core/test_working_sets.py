@@ -598,17 +598,3 @@ class TestUses:
         device1.set_current()
         with Stream() as stream, groups[0].use(stream=stream) as use:
             assert read_by_device(use.arrays[0], stream) == pattern(SIZE, 0)
-
-    def test_a_stream_that_captures(self, working, groups, stream):
-        from driver import CAPTURE_GLOBAL, capturing
-
-        write_group = working.add(layer(0), "write")
-        with write_group.use(stream=stream):
-            pass
-        with capturing(stream, CAPTURE_GLOBAL) as running:
-            for group in (groups[0], write_group):
-                with group.use(stream=stream) as use:
-                    assert not use.is_resident
-        assert running.result == 0
-        with groups[0].use(stream=stream) as use:
-            assert use.is_resident

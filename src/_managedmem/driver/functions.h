@@ -68,10 +68,17 @@
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
-/* From CUDA 13.0; NULL in older drivers. */
-#define MM_OPTIONAL_FUNCTIONS(X)    \
-    X(MemPrefetchBatchAsync, 13000) \
-    X(MemDiscardBatchAsync, 13000)  \
-    X(MemDiscardAndPrefetchBatchAsync, 13000)
+/* NULL in drivers that lack them: from CUDA 13.0; and for the nodes of graphs under capture, which
+ * newer drivers have in this form for older programs. */
+#define MM_OPTIONAL_FUNCTIONS(X)              \
+    X(MemPrefetchBatchAsync, 13000)           \
+    X(MemDiscardBatchAsync, 13000)            \
+    X(MemDiscardAndPrefetchBatchAsync, 13000) \
+    X(StreamGetCaptureInfo, 12030)            \
+    X(StreamUpdateCaptureDependencies, 11030) \
+    X(GraphAddMemcpyNode, 10000)              \
+    X(GraphRetainUserObject, 11030)           \
+    X(UserObjectCreate, 11030)                \
+    X(UserObjectRelease, 11030)
 
 #endif

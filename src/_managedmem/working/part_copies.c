@@ -115,9 +115,8 @@ take_part(mm_frames *f, size_t offset, size_t bytes)
     return taken;
 }
 
-/* Takes the parts out that lie there; the inward stream follows what still reads or writes them. */
-static int
-clear_frames(mm_frames *f, size_t offset, size_t bytes, mm_status *st)
+int
+mm_frames_clear(mm_frames *f, size_t offset, size_t bytes, mm_status *st)
 {
     uint32_t taken;
     int rc = 0;
@@ -174,7 +173,7 @@ mm_frames_load(mm_frames *f, uint32_t number, uint32_t least)
         || mm_scope_enter_relaxed(&scope, f->cu, f->device, &st) < 0) {
         return false;
     }
-    rc = clear_frames(f, offset, bytes, &st);
+    rc = mm_frames_clear(f, offset, bytes, &st);
     if (rc == 0) {
         rc = copy_inward(f, number, offset, &st);
     }
@@ -211,7 +210,7 @@ mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st)
     if (!f->places[number].present || f->parts[number].held > 0) {
         return 0;
     }
-    return clear_frames(f, f->places[number].offset, f->places[number].bytes, st);
+    return mm_frames_clear(f, f->places[number].offset, f->places[number].bytes, st);
 }
 
 int

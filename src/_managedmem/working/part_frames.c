@@ -139,6 +139,7 @@ mm_frames_close(mm_frames *f)
 static void
 free_struct(mm_frames *f)
 {
+    mm_frames_free_captures(f);
     mm_use_order_free(&f->order);
     mm_placement_free(&f->placement);
     free(f->places);
@@ -257,12 +258,13 @@ remove_part(mm_frames *f, uint32_t number, mm_status *st)
     frame_part *part = &f->parts[number];
     mm_status failure;
 
-    if (part->held > 0 || !part->is_live) {
+    if (part->held > 0 || mm_frames_is_captured(f, number) || !part->is_live) {
         return mm_fail(st, MM_REFUSED, part->is_live ? "the part is in use" : "the part is gone");
     }
     if (mm_frames_forget(f, number, &failure) < 0) {
         mm_frames_recover(f, &failure);
     }
+    mm_frames_forget_captured(f, number);
     destroy_event(f, &part->filled);
     destroy_event(f, &part->sent);
     *part = (frame_part){0};
@@ -343,7 +345,7 @@ mm_frames_read_report(mm_frames *f, mm_frames_report *report)
 {
     mm_frames_lock(f);
     *report = f->report;
-    report->room = mm_guard_is_closed(&f->guard) ? 0 : f->placement.room;
+    report->room = mm_guard_is_closed(&f->guard) ? 0 : f->placement.room + f->ring;
     report->present = mm_guard_is_closed(&f->guard) ? 0 : report->present;
     report->kept = f->is_managed ? count_kept(f) : report->room;
     report->parts = f->order.live;

@@ -25,8 +25,8 @@ typedef enum {
     MM_PART_SCRATCH /* its contents are not needed after a use */
 } mm_part_access;
 
-/* What a set holds, and what it did so far. Work counts once it is queued; an acquisition in a
- * stream that captures does not count. */
+/* What a set holds, and what it did so far. Work counts once it is queued; copies by graphs do
+ * not count. */
 typedef struct {
     size_t room; /* the bytes that the frames take, or that managed parts may take at once */
     size_t kept; /* the same; or those of all managed parts that were on the device */
@@ -77,11 +77,16 @@ bool mm_frames_have(mm_frames *f, uint32_t part);
 
 /* The address of the part for work that is queued on the stream afterwards, in a frame or of
  * managed memory: mm_frames_release must follow. Or 0 if the part has to be used at home: if the
- * frames that are in use leave no room, if the stream captures a graph, whose replays no copy
- * would precede, after a refusal of the driver, and once the set is closed. */
+ * frames that are in use leave no room, after a refusal of the driver, and once the set is closed.
+ *
+ * If the stream captures a graph, the copies become nodes of it, and the second half of the room
+ * belongs to the graphs of the set until the last of them is gone. They must not run at the same
+ * time. Homes of slabs and the frames live as long as the graph does. Parts of managed memory, and
+ * all parts with `host_waits`, are used at home. */
 CUdeviceptr mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream);
 
-/* Ends a use with the work that is queued on the stream by now. If it has `written` the part,
+/* Ends a use with the work that is queued on the stream by now, which for a use that was captured
+ * must be in the same capture. If it has `written` the part,
  * copies it home: what reads it there has to follow mm_frames_settle. With `goes_on` it does that
  * alone, and the part stays acquired. On failure the part stays acquired too: its contents are in
  * the frame alone. */
@@ -95,7 +100,7 @@ MM_NODISCARD int mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream,
 /* Lets later work on the stream follow all copies home so far. */
 MM_NODISCARD int mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st);
 
-/* Waits for all copies home so far. */
+/* Waits for all copies home so far, those of graphs too unless a stream captures. */
 MM_NODISCARD int mm_frames_wait(mm_frames *f, mm_status *st);
 
 /* Waits for the device; MM_REFUSED if a stream captures a graph, which that would destroy. */

@@ -24,6 +24,7 @@ typedef struct {
     bool was_loaded; /* once or more */
     bool is_stale; /* it was written at home while it is in use: it goes at the end of that */
     bool was_used; /* since it was added, or written at home */
+    bool is_written_by_graph; /* at replays, which are not seen: a copy is good for one use */
     unsigned held;
     mm_use_rate rate;
     mm_release_list *releases; /* since it was loaded */
@@ -36,6 +37,9 @@ typedef struct {
 } round_end;
 
 enum { ROUND_ENDS = 8 };
+
+/* What is known of a graph that uses of parts were captured into. */
+typedef struct frame_capture frame_capture;
 
 struct mm_frames {
     mm_late_free late;
@@ -57,6 +61,8 @@ struct mm_frames {
     frame_part *parts;
     size_t place_capacity, part_capacity;
     uint32_t count;
+    frame_capture *captures; /* whose graphs live, as far as is known */
+    size_t ring; /* bytes behind the room of the placement, which belong to these graphs */
     mm_use_clock clock;
     unsigned rounds; /* under way */
     round_end ends[ROUND_ENDS]; /* the latest ones */
@@ -94,6 +100,10 @@ mm_frames_address(const mm_frames *f, uint32_t number)
  * the lock, nor beside a capture. */
 void mm_frames_recover(mm_frames *f, const mm_status *failure);
 
+/* Takes the parts out that lie there; the inward stream follows what still reads or writes them.
+ * In a scope. */
+MM_NODISCARD int mm_frames_clear(mm_frames *f, size_t offset, size_t bytes, mm_status *st);
+
 /* Takes a part out that is not in use; its frame still follows its uses. In a scope. */
 MM_NODISCARD int mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st);
 
@@ -115,5 +125,35 @@ void mm_frames_note_round_end(mm_frames *f);
 
 /* Loads the parts that are expected next, as long as only parts with a later use go for them. */
 void mm_frames_look_ahead(mm_frames *f);
+
+/* --- part_uses.c ---------------------------------------------------------------------------- */
+
+void mm_frames_note_failure(mm_frames *f, const mm_status *failure);
+
+/* --- part_graphs.c: not under the lock -------------------------------------------------------- */
+
+/* The address of a part in a frame for work that a stream captures, or 0 if it is used at home. */
+CUdeviceptr mm_frames_capture(mm_frames *f, uint32_t number, mm_device_stream stream);
+
+/* Ends such a use, or lets it go on. False if the part has none. */
+bool mm_frames_end_captured(mm_frames *f, uint32_t number, bool written, bool goes_on,
+                            mm_device_stream stream);
+
+/* Lets the copies that are captured from now on follow the work that the stream has captured. */
+void mm_frames_follow_captured(mm_frames *f, mm_device_stream stream);
+
+/* --- the same, under the lock ----------------------------------------------------------------- */
+
+/* Forgets graphs that are gone, and takes the room back after the last one. */
+void mm_frames_prune_captures(mm_frames *f);
+
+/* True if a use of the part was captured and has not ended. */
+bool mm_frames_is_captured(const mm_frames *f, uint32_t number);
+
+/* The number may be that of another part from now on. */
+void mm_frames_forget_captured(mm_frames *f, uint32_t number);
+
+/* Forgets all graphs; what they use lives on. */
+void mm_frames_free_captures(mm_frames *f);
 
 #endif

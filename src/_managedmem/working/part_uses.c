@@ -93,8 +93,8 @@ synchronize(mm_frames *f, mm_status *st)
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
 }
 
-static void
-note_failure(mm_frames *f, const mm_status *failure)
+void
+mm_frames_note_failure(mm_frames *f, const mm_status *failure)
 {
     mm_frames_lock(f);
     f->report.failures++;
@@ -106,7 +106,7 @@ note_failure(mm_frames *f, const mm_status *failure)
 static int
 wait_for_device(mm_frames *f, mm_status *st)
 {
-    note_failure(f, st);
+    mm_frames_note_failure(f, st);
     return synchronize(f, st);
 }
 
@@ -137,7 +137,7 @@ follow_filled(mm_frames *f, CUevent filled, mm_device_stream stream)
     if (follow_copy(f, filled, stream, &st) == 0) {
         return 0;
     }
-    note_failure(f, &st);
+    mm_frames_note_failure(f, &st);
     return wait_for_copy(f, filled, &st);
 }
 
@@ -177,7 +177,9 @@ is_unordered(mm_frames *f, mm_device_stream stream)
     mm_scope scope;
 
     if (mm_scope_enter_stream(&scope, f->cu, stream, &ignored) == 0) {
-        MM_IGNORE(mm_stream_is_capturing(f->cu, stream.handle, &capturing, &ignored));
+        if (mm_stream_is_capturing(f->cu, stream.handle, &capturing, &ignored) < 0) {
+            capturing = true;
+        }
         mm_scope_leave(&scope);
     }
     return capturing;
@@ -227,6 +229,7 @@ follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream strea
         mm_frames_lock(f);
         f->missed = true;
         mm_frames_unlock(f);
+        mm_frames_follow_captured(f, stream);
         return 0;
     }
     written = mm_release_record(f->cu, stream, &f->lock, &f->pool, st);
@@ -246,8 +249,9 @@ have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
     bool missed, alone;
 
     mm_frames_lock(f);
+    mm_frames_prune_captures(f);
     missed = f->missed;
-    alone = f->rounds == 0;
+    alone = f->rounds == 0 || f->parts[part].is_written_by_graph;
     mm_frames_unlock(f);
     if (missed) {
         return follow_writes(f, 0, mm_frames_count(f), stream, &ignored) == 0;
@@ -256,6 +260,16 @@ have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
 }
 
 /* --- calls ----------------------------------------------------------------------------------- */
+
+/* A use that is captured, or at home. */
+static void
+note_other_use(mm_frames *f, bool in_frame)
+{
+    mm_frames_lock(f);
+    f->report.acquired++;
+    f->report.mapped += !in_frame;
+    mm_frames_unlock(f);
+}
 
 CUdeviceptr
 mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream)
@@ -266,14 +280,16 @@ mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream)
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    settle_troubles(f);
-    if (!is_unordered(f, ordered) && have_followed(f, part, ordered)) {
-        address = acquire_entered(f, part, writes, ordered);
+    if (is_unordered(f, ordered)) {
+        address = mm_frames_capture(f, part, ordered);
+        note_other_use(f, address != 0);
     } else {
-        mm_frames_lock(f);
-        f->report.acquired++;
-        f->report.mapped++;
-        mm_frames_unlock(f);
+        settle_troubles(f);
+        if (have_followed(f, part, ordered)) {
+            address = acquire_entered(f, part, writes, ordered);
+        } else {
+            note_other_use(f, false);
+        }
     }
     mm_guard_leave(&f->guard);
     return address;
@@ -401,12 +417,15 @@ int
 mm_frames_release(mm_frames *f, uint32_t part, bool written, bool goes_on, CUstream stream,
                   mm_status *st)
 {
+    const mm_device_stream ordered = {stream, f->device};
     int rc;
 
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = release_entered(f, part, written, goes_on, (mm_device_stream){stream, f->device}, st);
+    rc = mm_frames_end_captured(f, part, written, goes_on, ordered)
+             ? 0
+             : release_entered(f, part, written, goes_on, ordered, st);
     mm_guard_leave(&f->guard);
     return rc;
 }
@@ -496,9 +515,23 @@ mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st)
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = settle_entered(f, &later, st);
+    rc = settle_entered(f, is_unordered(f, later) ? NULL : &later, st);
     mm_guard_leave(&f->guard);
     return rc;
+}
+
+/* Launches of graphs are not seen: what they write is at home once the device is idle. */
+static int
+wait_for_graphs(mm_frames *f, mm_status *st)
+{
+    bool written = false;
+
+    mm_frames_lock(f);
+    for (uint32_t i = 0; i < f->count; i++) {
+        written = written || f->parts[i].is_written_by_graph;
+    }
+    mm_frames_unlock(f);
+    return written && synchronize(f, st) < 0 && st->kind != MM_REFUSED ? -1 : 0;
 }
 
 int
@@ -510,6 +543,9 @@ mm_frames_wait(mm_frames *f, mm_status *st)
         return 0;
     }
     rc = settle_entered(f, NULL, st);
+    if (rc == 0) {
+        rc = wait_for_graphs(f, st);
+    }
     mm_guard_leave(&f->guard);
     return rc;
 }

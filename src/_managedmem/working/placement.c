@@ -24,9 +24,7 @@ mm_placement_reserve(mm_placement *p, size_t count, mm_status *st)
 static size_t
 end_of(const mm_place *place)
 {
-    size_t end = place->offset + place->bytes;
-
-    return (end + MM_PART_ALIGNMENT - 1) / MM_PART_ALIGNMENT * MM_PART_ALIGNMENT;
+    return mm_place_end(place->offset, place->bytes);
 }
 
 /* What goes for a part: the nearest next use of all that goes, the most heat, and the bytes. */

@@ -34,6 +34,13 @@ typedef struct {
 
 void mm_placement_free(mm_placement *p);
 
+/* The first offset behind a part at which another one can start. */
+static inline size_t
+mm_place_end(size_t offset, size_t bytes)
+{
+    return (offset + bytes + MM_PART_ALIGNMENT - 1) / MM_PART_ALIGNMENT * MM_PART_ALIGNMENT;
+}
+
 /* Lets `count` parts be present at once. */
 MM_NODISCARD int mm_placement_reserve(mm_placement *p, size_t count, mm_status *st);
 

@@ -2,6 +2,7 @@
 #include "slab.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,6 +10,60 @@
 #include "../memory/allocation.h"
 #include "../memory/range.h"
 #include "../memory/stream.h"
+
+/* --- life --------------------------------------------------------------------------------- */
+
+static pthread_mutex_t slabs_mutex = PTHREAD_MUTEX_INITIALIZER;
+static mm_slab *host_slabs;
+
+static void
+add_to_list(mm_slab *slab)
+{
+    (void)pthread_mutex_lock(&slabs_mutex);
+    slab->next = host_slabs;
+    host_slabs = slab;
+    (void)pthread_mutex_unlock(&slabs_mutex);
+}
+
+static void
+remove_from_list(const mm_slab *slab)
+{
+    mm_slab **link = &host_slabs;
+
+    (void)pthread_mutex_lock(&slabs_mutex);
+    while (*link != NULL && *link != slab) {
+        link = &(*link)->next;
+    }
+    *link = *link != NULL ? slab->next : NULL;
+    (void)pthread_mutex_unlock(&slabs_mutex);
+}
+
+/* One without a holder is about to leave. */
+static bool
+add_holder(mm_slab *slab)
+{
+    size_t holders = atomic_load(&slab->holders);
+
+    while (holders > 0 && !atomic_compare_exchange_weak(&slab->holders, &holders, holders + 1)) {
+    }
+    return holders > 0;
+}
+
+mm_slab *
+mm_slab_hold(CUdeviceptr start, size_t bytes)
+{
+    mm_slab *slab;
+
+    (void)pthread_mutex_lock(&slabs_mutex);
+    slab = host_slabs;
+    while (slab != NULL
+           && (start < slab->start || start - slab->start > slab->size
+               || bytes > slab->size - (start - slab->start) || !add_holder(slab))) {
+        slab = slab->next;
+    }
+    (void)pthread_mutex_unlock(&slabs_mutex);
+    return slab;
+}
 
 static mm_slab *
 new_slab(int device, size_t size, mm_status *st)
@@ -21,6 +76,7 @@ new_slab(int device, size_t size, mm_status *st)
     }
     slab->device = device;
     slab->size = size;
+    atomic_init(&slab->holders, 1);
     return slab;
 }
 
@@ -73,6 +129,8 @@ mm_slab_on_host(int device, size_t size, mm_status *st)
     (void)madvise(start, slab->size, MADV_DONTFORK);
     slab->start = (CUdeviceptr)(uintptr_t)start;
     slab->on_host = true;
+    slab->is_listed = true;
+    add_to_list(slab);
     return slab;
 }
 
@@ -168,6 +226,9 @@ free_now(mm_driver *cu, mm_slab *slab)
 static void
 free_struct(mm_slab *slab)
 {
+    if (slab->is_listed) {
+        remove_from_list(slab);
+    }
     if (slab->on_host) {
         (void)munmap((void *)(uintptr_t)slab->start, slab->size);
     }
@@ -195,9 +256,20 @@ mm_slab_free(mm_slab *slab)
     if (slab == NULL || mm_driver_forked()) {
         return; /* it is the parent's */
     }
+    if (atomic_fetch_sub(&slab->holders, 1) != 1) {
+        return;
+    }
     if (cu == NULL || free_now(cu, slab)) {
         free_struct(slab);
         return;
     }
     mm_late_frees_append(&slab->late, attempt_slab);
+}
+
+void
+mm_slab_free_late(mm_slab *slab)
+{
+    if (atomic_fetch_sub(&slab->holders, 1) == 1) {
+        mm_late_frees_append(&slab->late, attempt_slab);
+    }
 }

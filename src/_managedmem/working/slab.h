@@ -6,12 +6,14 @@
 
 #include "../memory/late_frees.h"
 
-typedef struct {
+typedef struct mm_slab {
     mm_late_free late;
+    struct mm_slab *next; /* in the list of those on the host */
+    atomic_size_t holders; /* its owner, and graphs */
     CUdeviceptr start;
     size_t size;
     int device;
-    bool on_host;
+    bool on_host, is_listed;
     bool locked; /* of host memory: the driver has page-locked it */
 } mm_slab;
 
@@ -24,8 +26,21 @@ mm_slab *mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st
 mm_slab *mm_slab_on_host(int device, size_t size, mm_status *st);
 MM_NODISCARD int mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st);
 
-/* Frees the memory and the struct, after a wait for the device; later, if a stream captures or the
- * driver refuses inside a host function. A forked child frees nothing. */
+/* The slab of the host with these bytes, for a further holder; NULL if there is none. */
+mm_slab *mm_slab_hold(CUdeviceptr start, size_t bytes);
+
+static inline void
+mm_slab_add_holder(mm_slab *slab)
+{
+    (void)atomic_fetch_add(&slab->holders, 1);
+}
+
+/* Gives up a holder. The last one frees the memory and the struct, after a wait for the device;
+ * later, if a stream captures or the driver refuses inside a host function. A forked child frees
+ * nothing. */
 void mm_slab_free(mm_slab *slab);
+
+/* The same for a thread of the driver, which must not call it: the memory is freed later. */
+void mm_slab_free_late(mm_slab *slab);
 
 #endif

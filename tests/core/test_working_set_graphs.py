@@ -1,0 +1,229 @@
+"""Graphs that are captured in uses of a working set: contents at each launch, and memory."""
+
+import contextlib
+import ctypes
+import gc
+
+import numpy
+import pytest
+
+from constants import PAGE
+from contents import contents, pattern
+from driver import CAPTURE_GLOBAL, raw_driver
+from managedmem import Device, ManagedWorkingSet, WorkingSet, emulator
+
+pytestmark = pytest.mark.usefixtures("current_device")
+
+SIZE = 16 * PAGE
+COUNT = 6
+
+
+class Graph:
+    """An executable graph of what the streams of a block were given."""
+
+    def __init__(self):
+        self.handle = ctypes.c_void_p()
+
+    @contextlib.contextmanager
+    def capture(self, stream):
+        driver, graph = raw_driver(), ctypes.c_void_p()
+        handle = ctypes.c_void_p(stream.handle)
+        assert driver.cuStreamBeginCapture_v2(handle, CAPTURE_GLOBAL) == 0
+        try:
+            yield
+        finally:
+            ended = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
+        assert ended == 0
+        made = driver.cuGraphInstantiateWithFlags(
+            ctypes.byref(self.handle), graph, ctypes.c_ulonglong(0)
+        )
+        assert made == 0
+        assert driver.cuGraphDestroy(graph) == 0
+
+    def launch(self, stream):
+        assert raw_driver().cuGraphLaunch(self.handle, ctypes.c_void_p(stream.handle)) == 0
+        stream.sync()
+
+    def destroy(self):
+        if self.handle:
+            assert raw_driver().cuGraphExecDestroy(self.handle) == 0
+            self.handle = ctypes.c_void_p()
+
+
+@pytest.fixture
+def graph():
+    made = Graph()
+    yield made
+    made.destroy()
+
+
+def copy(target, source, stream):
+    """What stands for a kernel, also in a capture."""
+    driver = raw_driver()
+    addresses = (ctypes.c_uint64(target), ctypes.c_uint64(source))
+    assert driver.cuMemcpyAsync(*addresses, ctypes.c_size_t(SIZE), ctypes.c_void_p(stream)) == 0
+
+
+def add_groups(working, access="read"):
+    return [working.add(numpy.frombuffer(pattern(SIZE, n), "u1"), access) for n in range(COUNT)]
+
+
+@pytest.fixture
+def results(alloc):
+    return [alloc(SIZE) for _ in range(COUNT)]
+
+
+def capture_reads(graph, groups, results, stream):
+    with graph.capture(stream):
+        for group, result in zip(groups, results, strict=True):
+            with group.use(stream=stream) as use:
+                assert use.is_resident
+                copy(result.handle, use.arrays[0].handle, stream.handle)
+
+
+def rewrite(groups, first):
+    """Change all homes; return what they hold."""
+    for n, group in enumerate(groups):
+        with group.use_on_host(access="write") as (home,):
+            home.numpy()[:] = memoryview(pattern(SIZE, first + n))
+    return [pattern(SIZE, first + n) for n in range(len(groups))]
+
+
+def test_each_launch_reads_what_is_at_home(graph, results, stream):
+    with WorkingSet(4 * SIZE, Device(0)) as working:
+        groups = add_groups(working)
+        capture_reads(graph, groups, results, stream)
+        assert working.stats().mapped == 0
+        for launch in range(3):
+            wanted = rewrite(groups, 10 * launch + 10)
+            graph.launch(stream)
+            assert [contents(result) for result in results] == wanted
+            for group, result in zip(groups, results, strict=True):  # and uses without it
+                with group.use(stream=stream) as use:
+                    assert use.is_resident
+                    copy(result.handle, use.arrays[0].handle, stream.handle)
+            stream.sync()
+            assert [contents(result) for result in results] == wanted
+        assert working.stats().failures == 0
+        assert working.stats().kept == 4 * SIZE
+
+
+def test_writes_go_home_at_each_launch(graph, alloc, stream):
+    source = alloc(SIZE)
+    with WorkingSet(4 * SIZE, Device(0)) as working:
+        groups = add_groups(working, "write")
+        with graph.capture(stream):
+            for group in groups:
+                with group.use(stream=stream) as use:
+                    copy(use.arrays[0].handle, source.handle, stream.handle)
+        for launch in range(2):
+            ctypes.memmove(source.handle, pattern(SIZE, 50 + launch), SIZE)
+            graph.launch(stream)
+            for group in groups:
+                with group.use(stream=stream, access="read") as use:
+                    copy(source.handle, use.arrays[0].handle, stream.handle)
+                stream.sync()
+                assert contents(source) == pattern(SIZE, 50 + launch)
+                with group.use_on_host() as (home,):
+                    assert bytes(home.numpy()) == pattern(SIZE, 50 + launch)
+
+
+def test_half_of_the_budget_is_lent_to_graphs(graph, results, stream):
+    with WorkingSet(4 * SIZE, Device(0)) as working:
+        groups = add_groups(working)
+        capture_reads(graph, groups, results, stream)
+
+        def uses_in_frames():
+            with contextlib.ExitStack() as open_uses:
+                uses = [open_uses.enter_context(g.use(stream=stream)) for g in groups[:4]]
+                return sum(use.is_resident for use in uses)
+
+        assert uses_in_frames() == 2
+        graph.destroy()
+        assert uses_in_frames() == 4
+
+
+def test_memory_outlives_the_set(graph, results, stream):
+    working = WorkingSet(4 * SIZE, Device(0))
+    groups = add_groups(working)
+    capture_reads(graph, groups, results, stream)
+    working.remove(groups[0])
+    working.close()
+    del working, groups
+    gc.collect()
+    graph.launch(stream)
+    assert [contents(result) for result in results] == [pattern(SIZE, n) for n in range(COUNT)]
+    graph.launch(stream)
+
+
+@pytest.mark.emulator_only("the driver of a GPU counts more than this")
+def test_memory_is_freed_behind_the_last_graph(graph, results, stream):
+    before = emulator.live().allocations
+    working = WorkingSet(4 * SIZE, Device(0))
+    capture_reads(graph, add_groups(working), results, stream)
+    working.close()
+    del working
+    gc.collect()
+    assert emulator.live().allocations > before
+    graph.destroy()
+    WorkingSet(SIZE, Device(0)).close()  # frees what was left
+    assert emulator.live().allocations == before
+
+
+def test_an_array_that_is_kept_keeps_its_frame(graph, results, stream):
+    with WorkingSet(4 * SIZE, Device(0)) as working:
+        groups = add_groups(working)
+        with graph.capture(stream):
+            with groups[0].use(stream=stream) as use:
+                kept = use.arrays[0]
+            for group, result in zip(groups, results, strict=True):
+                with group.use(stream=stream) as use:
+                    copy(result.handle, use.arrays[0].handle, stream.handle)
+            copy(results[1].handle, kept.handle, stream.handle)
+        del kept, use
+        graph.launch(stream)
+        assert contents(results[1]) == pattern(SIZE, 0)
+        assert [contents(r) for r in results[2:]] == [pattern(SIZE, n) for n in range(2, COUNT)]
+
+
+def test_managed_groups_stay_at_their_address(graph, results, alloc, stream):
+    layers = [alloc(SIZE) for _ in range(COUNT)]
+    for n, each in enumerate(layers):
+        ctypes.memmove(each.handle, pattern(SIZE, n), SIZE)
+    if not Device(0).concurrent_managed_access:
+        pytest.skip("ManagedWorkingSet needs concurrent managed access")
+    with ManagedWorkingSet(4 * SIZE, Device(0)) as working:
+        groups = [working.add(each) for each in layers]
+        with graph.capture(stream):
+            for group, result in zip(groups, results, strict=True):
+                with group.use(stream=stream) as use:
+                    assert not use.is_resident
+                    copy(result.handle, use.arrays.handle, stream.handle)
+        graph.launch(stream)
+        assert [contents(result) for result in results] == [pattern(SIZE, n) for n in range(COUNT)]
+
+
+def test_a_use_that_ends_behind_the_capture_is_told_if_it_writes(graph, alloc, stream):
+    with WorkingSet(4 * SIZE, Device(0)) as working:
+        (group, *_) = add_groups(working, "write")
+        with graph.capture(stream):
+            use = group.use(stream=stream)
+        use.close()
+        assert working.stats().failures == 1
+        assert "ended behind the capture" in working.stats().last_error
+        graph.launch(stream)
+        with group.use_on_host() as (home,):
+            assert bytes(home.numpy()) == pattern(SIZE, 0)
+
+
+def test_the_whole_set_may_be_dropped_in_a_capture(graph, results, stream):
+    with graph.capture(stream):
+        with WorkingSet(4 * SIZE, Device(0)) as working:
+            (group, *_) = add_groups(working)
+            with group.use(stream=stream) as use:
+                copy(results[0].handle, use.arrays[0].handle, stream.handle)
+            del use
+        del working, group
+        gc.collect()
+    graph.launch(stream)
+    assert contents(results[0]) == pattern(SIZE, 0)
