@@ -35,7 +35,7 @@ from managedmem.torch._offload_arguments import (
 from managedmem.torch._offload_backward_step import BackwardStep, check_step_in_backward, whole
 from managedmem.torch._offload_children import Claim, check_claims
 from managedmem.torch._offload_choice import TOO_LARGE, Place
-from managedmem.torch._offload_compiled import check_graphs, drop_compiled
+from managedmem.torch._offload_compiled import drop_compiled
 from managedmem.torch._offload_coverage import Coverage, Watch
 from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._offload_frames import FramedPart, can_move_storages
@@ -192,7 +192,6 @@ class _Lane:
             room = self.share.for_parameters()
             written = {id(p) for p in self.share.trained}
         self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, asked)
-        check_graphs(model, [site.module for site in self.plan.sites])
         self.moved: list[Moved] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part

@@ -49,34 +49,6 @@ def _mentions(code: Any, names: Iterable[str]) -> bool:
     return any(name in text for text in texts for name in names)
 
 
-def check_graphs(model: nn.Module, hooked: Iterable[nn.Module]) -> None:
-    """Raise ValueError for a module that must be one graph, with a hook inside."""
-    inside = set(map(id, hooked))
-    for name, module in model.named_modules():
-        if not _is_one_graph(module):
-            continue
-        wrapped = is_compiled(module)  # whose own hooks run outside of the graph
-        for inner in module.modules():
-            if id(inner) in inside and not (wrapped and inner is module):
-                raise ValueError(
-                    f"{name or 'model'!r} is compiled with fullgraph=True, but offload() loads "
-                    "parameters inside of it, between two graphs: compile it without fullgraph, "
-                    "give a larger budget, or wrap it by torch.compile() and name it in blocks="
-                )
-
-
-def _is_one_graph(module: nn.Module) -> bool:
-    """True if torch.compile was told fullgraph=True for the module, its call or its forward."""
-    if is_compiled(module):
-        return bool(getattr(module.dynamo_ctx, "fullgraph", False))
-    for function in (module._compiled_call_impl, getattr(module, "forward", None)):
-        if hasattr(function, "_torchdynamo_orig_callable"):
-            for cell in getattr(function, "__closure__", None) or ():
-                if getattr(cell.cell_contents, "fullgraph", False) is True:
-                    return True
-    return False
-
-
 def _dynamo() -> Any:
     """torch._dynamo, if something has imported it to its end."""
     module = sys.modules.get("torch._dynamo")

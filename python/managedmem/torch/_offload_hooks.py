@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,27 @@ from torch.utils.hooks import RemovableHandle
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames
 from managedmem.torch._offload_frames import FramedPart
+from managedmem.torch._offload_operators import (
+    BEGIN,
+    END,
+    ENTER,
+    LEAVE,
+    REACHED,
+    announce,
+    can_announce,
+    define,
+    key_of,
+)
 from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part, Site
 
 if TYPE_CHECKING:
     from managedmem.torch._offload_coverage import Watch
+
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# Returns None while no call of a compiled function is under way.
+_compiling: Callable[[], object] | None = getattr(_eval_frame, "get_eval_frame_callback", None)
 
 _REPLICAS = (
     "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
@@ -51,8 +66,9 @@ _NO_OPTIMIZER = (
     "optimizer=... to offload()"
 )
 _BREAKS = (
-    "managedmem.torch.offload() loads the parameters of a module between two graphs: compile "
-    "without fullgraph=True, or with a budget that holds all parameters"
+    "managedmem.torch.offload() loads the parameters of a module between two graphs, because its "
+    "arguments or its output have no tensor: compile without fullgraph=True, or with a budget that "
+    "holds all parameters"
 )
 
 
@@ -93,6 +109,7 @@ class _Uses:
     def __init__(self) -> None:
         self.open: list[_Use] = []
         self.task: int | None = None  # the backward pass whose end has been asked for
+        self.in_round = False  # in compiled code
 
     def end_last(self) -> None:
         """Release the last use. Other threads may do the same: each use ends once."""
@@ -273,6 +290,7 @@ class Announcer:
         places: Places,
     ) -> None:
         self.target = target
+        self.place = target.place
         self.groups = groups  # by the id of a part
         self.frames = frames
         self.versions = versions
@@ -281,13 +299,18 @@ class Announcer:
         self.watch: Watch | None = None
         # Uses of parts that have no frames; threads may lose some.
         self.on_device = self.at_home = 0
+        self.in_graphs = can_announce()
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
         self._lock = threading.RLock()  # for _all; a collection may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
-        before = site.module.register_forward_pre_hook(_Before(self, site), prepend=True)
+        if self.in_graphs:
+            define()
+        before = site.module.register_forward_pre_hook(
+            _Before(self, site), prepend=True, with_kwargs=True
+        )
         after = site.module.register_forward_hook(_After(self, site), always_call=True)
         return [before, after]
 
@@ -306,6 +329,19 @@ class Announcer:
     def end_round(self) -> None:
         if self.frames is not None:
             self.frames.end_round()
+
+    def begin_compiled_round(self) -> None:
+        """Begin a round in compiled code, which has no way to end it after an exception."""
+        self.end_compiled_round()
+        self._uses().in_round = True
+        self.begin_round()
+
+    def end_compiled_round(self) -> None:
+        """End the round of this thread in compiled code, if one is open."""
+        uses = self._uses()
+        if uses.in_round:
+            uses.in_round = False
+            self.end_round()
 
     def stop(self) -> None:
         """Release everything; later calls of the hooks do nothing."""
@@ -401,40 +437,66 @@ class Announcer:
             torch.autograd.Variable._execution_engine.queue_callback(_PassEnd(uses, self))
 
 
-class _RoundBegin:
-    """The beginning of a call of the model. A copy of it does nothing."""
+class _Hook:
+    """A hook of a site, or of the model. A copy of its module, or a pickle, gets one that does
+    nothing.
+    """
 
-    def __init__(self, announcer: Announcer) -> None:
+    def __init__(self, announcer: Announcer, site: Site | None = None) -> None:
         self.announcer = announcer
+        self.site = site
+        self.key = key_of(self)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _inert, ()
+
+    def happen(self, event: int) -> None:
+        """An event in compiled code."""
+        announcer, site = self.announcer, self.site
+        if not announcer.active:
+            return
+        if event == BEGIN:
+            announcer.begin_compiled_round()
+        elif event == END:
+            announcer.end_compiled_round()
+        elif site is not None and event == LEAVE:
+            announcer.leave(site)
+        elif site is not None and (event == ENTER or torch._C._current_graph_task_id() >= 0):
+            announcer.enter(site, backward=event == REACHED)
+
+    def traced(self, event: int, value: object) -> None:
+        """Announce in a graph that is being compiled, or between two graphs."""
+        in_graph = self.announcer.in_graphs and not torch.compiler._is_exporting_flag
+        if not in_graph or not announce(self.key, self.announcer.place, event, value):
+            _apart(self.announcer, self.site, event, value)
+
+
+class _RoundBegin(_Hook):
+    """The beginning of a call of the model."""
 
     def __call__(self, module: nn.Module, arguments: object) -> None:
         if self.announcer.active:
-            _untraced(_begin)(self.announcer, None)
+            if torch.compiler.is_dynamo_compiling():
+                self.traced(BEGIN, None)
+            else:
+                _untraced(_begin)(self.announcer, None)
 
 
-class _RoundEnd(_RoundBegin):
+class _RoundEnd(_Hook):
     def __call__(self, module: nn.Module, arguments: object, output: object = None) -> None:
         if self.announcer.active:
-            _untraced(_end)(self.announcer, None, None)
-
-
-class _Hook:
-    """A hook of a site. A copy of its module, or a pickle, gets one that does nothing."""
-
-    def __init__(self, announcer: Announcer, site: Site) -> None:
-        self.announcer = announcer
-        self.site = site
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
+            if torch.compiler.is_dynamo_compiling():
+                self.traced(END, output)
+            else:
+                _untraced(_end)(self.announcer, None, None)
 
 
 class _Before(_Hook):
-    def __call__(self, module: nn.Module, arguments: object) -> None:
+    def __call__(self, module: nn.Module, arguments: object, named: object) -> None:
         if self.announcer.active:
+            if torch.compiler.is_dynamo_compiling():
+                self.traced(ENTER, (arguments, named))
+                return
             if "_is_replica" in vars(module):
                 raise RuntimeError(_REPLICAS)
             _untraced(_begin)(self.announcer, self.site)
@@ -443,14 +505,23 @@ class _Before(_Hook):
 class _After(_Hook):
     def __call__(self, module: nn.Module, arguments: object, output: object) -> None:
         if self.announcer.active:
-            _untraced(_end)(self.announcer, self.site, output)
+            if torch.compiler.is_dynamo_compiling():
+                self.traced(LEAVE, output)
+            else:
+                _untraced(_end)(self.announcer, self.site, output)
 
 
-# torch.compile leaves these calls to Python, and compiles the modules between them. The text is in
-# the error of fullgraph=True.
+def _leave_to_python(function: Any) -> None:
+    """Let torch.compile trace a function inside of another one, but make no graph of it alone."""
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        skip, default = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
+        strategy = _eval_frame._FrameExecStrategy(skip, default)
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+# A graph of such a call alone would not have the nodes of the output.
 for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
-    vars(_call)["_torchdynamo_disable"] = True
-    vars(_call)["_torchdynamo_disable_msg"] = _BREAKS
+    _leave_to_python(_call)
 
 
 class _Reached:
@@ -466,9 +537,23 @@ class _Reached:
             announcer.enter(site, backward=True)
 
 
+def _apart(announcer: Announcer, site: Site | None, event: int, value: object) -> None:
+    """Announce from Python: torch.compile leaves this call to it, between two graphs."""
+    if event in (BEGIN, ENTER):
+        _untraced(_begin)(announcer, site)
+    else:
+        _untraced(_end)(announcer, site, value)
+
+
+# The text is in the error of fullgraph=True.
+vars(_apart)["_torchdynamo_disable"] = True
+vars(_apart)["_torchdynamo_disable_msg"] = _BREAKS
+
+
 # Few functions, and none that is bound: torch.compile makes guards for each, and they are kept.
 def _begin(announcer: Announcer, site: Site | None) -> None:
     if site is None:
+        announcer.end_compiled_round()
         announcer.begin_round()
     else:
         announcer.enter(site)
@@ -490,15 +575,9 @@ def _end(announcer: Announcer, site: Site | None, output: object) -> None:
 _known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
-# None while no call of a compiled function is under way.
-_compiling: Callable[[], object] | None = getattr(
-    getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "get_eval_frame_callback", None
-)
-
-
 def _untraced(function: Callable[..., None]) -> Callable[..., None]:
     """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
-    if not torch.compiler.is_compiling() and _compiling is not None and _compiling() is None:
+    if _compiling is not None and _compiling() is None:
         return function
     dynamo = sys.modules.get("torch._dynamo")
     if not hasattr(dynamo, "disable"):  # not imported, or not to its end
