@@ -10,7 +10,8 @@ import pytest
 from constants import PAGE
 from contents import contents, pattern
 from driver import CAPTURE_GLOBAL, raw_driver
-from managedmem import Device, ManagedWorkingSet, WorkingSet, emulator
+from kernels import read_by_device
+from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 
 pytestmark = pytest.mark.usefixtures("current_device")
 
@@ -52,6 +53,7 @@ class Graph:
 
 @pytest.fixture
 def graph():
+    Device(0).set_current()  # driver calls of the test need a context
     made = Graph()
     yield made
     made.destroy()
@@ -201,6 +203,33 @@ def test_managed_groups_stay_at_their_address(graph, results, alloc, stream):
                     copy(result.handle, use.arrays.handle, stream.handle)
         graph.launch(stream)
         assert [contents(result) for result in results] == [pattern(SIZE, n) for n in range(COUNT)]
+
+
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_an_array_that_outlives_its_use_does_not_hide_what_a_launch_wrote(
+    graph, alloc, stream, destroyed
+):
+    source = alloc(SIZE)
+    source.fill(7)
+    Device(0).sync()
+    with WorkingSet(4 * SIZE, Device(0)) as working, Stream() as other:
+        (group, *_) = add_groups(working, "write")
+        with group.use(stream=other, access="read") as use:
+            late = use.arrays
+        with graph.capture(stream), group.use(stream=stream) as use:
+            assert use.is_resident
+            copy(use.arrays[0].handle, source.handle, stream.handle)
+        graph.launch(stream)
+        if destroyed:
+            graph.destroy()
+        for _ in range(2):
+            with group.use(stream=other, access="read") as use:
+                assert not use.is_resident
+                assert set(read_by_device(use.arrays[0], other)) == {7}
+        del late
+        with group.use(stream=other, access="read") as use:
+            assert use.is_resident
+            assert set(read_by_device(use.arrays[0], other)) == {7}
 
 
 def test_a_use_that_ends_behind_the_capture_is_told_if_it_writes(graph, alloc, stream):

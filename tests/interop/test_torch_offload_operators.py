@@ -4,13 +4,11 @@ import warnings
 
 import pytest
 
-from offloaded import LAYER, assert_same_module, batch, nn, same
+from offloaded import IN_GRAPHS, LAYER, assert_same_module, batch, nn, same
 from tensors import mt, torch
 
 pytest.importorskip("torch._dynamo")
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.compiler, "_is_exporting_flag"), reason="this torch has no operators of ours"
-)
+pytestmark = pytest.mark.skipif(not IN_GRAPHS, reason="needs torch 2.13 or later")
 checkpoint = torch.utils.checkpoint.checkpoint
 DEVICE = 0
 COUNT = 3
@@ -120,6 +118,7 @@ def test_uses_are_those_of_python(on, backend, trains, checkpoints):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # of another device
 def test_inductor_keeps_the_order(on):
     """Kernels with parameters lie between the operators of their module, without copies."""
     if on != "cpu":

@@ -6,7 +6,7 @@ import pytest
 
 import managedmem
 from constants import EMULATED
-from offloaded import LAYER, assert_same_module, batch, layers, nn, same
+from offloaded import IN_GRAPHS, LAYER, assert_same_module, batch, layers, nn, same
 from programs import run_python
 from tensors import mt, torch
 
@@ -194,6 +194,7 @@ class TestDataParallel:
             assert handle.stats()["acquired"] == len(model) // 2 > handle.stats()["groups"] > 0
 
 
+@pytest.mark.skipif(not IN_GRAPHS, reason="needs torch 2.13 or later")
 class TestCompile:
     @pytest.mark.timeout(PATIENCE + 20)
     def test_fullgraph(self, on):

@@ -103,6 +103,8 @@ class TestSlices:
     def test_numbers_of_a_whole_step(self, on, name, flags):
         if "capturable" in flags and on == "cpu":
             pytest.skip("state of a CPU optimizer cannot be captured")
+        if name == "Adagrad" and flags.get("fused") and torch.cuda.is_available():
+            pytest.skip("torch has no fused Adagrad for GPUs")
         trained = Trained(on, name, flags)
         with trained.offload(trained.total() + TABLE) as handle:
             for _ in range(4):

@@ -2,9 +2,11 @@
 
 import copy
 
+from managedmem.torch._offload_operators import can_announce
 from tensors import mt, torch
 
 nn = torch.nn
+IN_GRAPHS = can_announce()  # code of torch.compile has the hooks in its graph
 WIDTH = 64
 LAYER = 64 * 64 * 4 + 512  # one Linear of this width: weights and bias, each at 512 bytes
 

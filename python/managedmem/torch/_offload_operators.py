@@ -35,8 +35,13 @@ _tokens: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  #
 
 
 def can_announce() -> bool:
-    """True if this torch tells compilation from export, and so can have the operators."""
-    return hasattr(torch.compiler, "_is_exporting_flag")
+    """True if this torch can have the operators in its graphs.
+
+    It must tell compilation from export. The guards of older ones find hooks in another order than
+    they are called, and fail.
+    """
+    recent = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    return recent and hasattr(torch.compiler, "_is_exporting_flag")
 
 
 def key_of(point: Point) -> int:

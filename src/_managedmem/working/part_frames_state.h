@@ -26,6 +26,7 @@ typedef struct {
     bool was_used; /* since it was added, or written at home */
     bool is_written_by_graph; /* at replays, which are not seen: a copy is good for one use */
     unsigned held;
+    unsigned writers; /* of these, uses that write the frame, until they have sent it home */
     mm_use_rate rate;
     mm_release_list *releases; /* since it was loaded */
     size_t most_ends; /* so many of them are looked through */
@@ -144,6 +145,9 @@ void mm_frames_follow_captured(mm_frames *f, mm_device_stream stream);
 
 /* --- the same, under the lock ----------------------------------------------------------------- */
 
+/* A frame in use may be older than its home, which a replay has written: the part is used at home
+ * until then, unless a use writes the frame. */
+void mm_frames_expect_replay(mm_frames *f, uint32_t number);
 /* Forgets graphs that are gone, and takes the room back after the last one. */
 void mm_frames_prune_captures(mm_frames *f);
 

@@ -208,6 +208,16 @@ mm_frames_free_captures(mm_frames *f)
 }
 
 void
+mm_frames_expect_replay(mm_frames *f, uint32_t number)
+{
+    frame_part *part = &f->parts[number];
+
+    if (part->is_written_by_graph && part->held > 0 && part->writers == 0) {
+        part->is_stale = true;
+    }
+}
+
+void
 mm_frames_prune_captures(mm_frames *f)
 {
     frame_capture **link = &f->captures;
@@ -223,6 +233,8 @@ mm_frames_prune_captures(mm_frames *f)
         f->placement.room += f->ring;
         f->ring = 0;
         for (uint32_t i = 0; i < f->count; i++) {
+            mm_frames_expect_replay(f, i);
+            f->missed = f->missed || f->parts[i].is_written_by_graph;
             f->parts[i].is_written_by_graph = false;
         }
     }

@@ -41,6 +41,7 @@ hold(mm_frames *f, uint32_t number, bool writes)
     }
     note_rate(f, number);
     f->report.acquired++;
+    mm_frames_expect_replay(f, number);
     if (part->is_stale) {
         f->report.mapped++;
         return false;
@@ -52,6 +53,7 @@ hold(mm_frames *f, uint32_t number, bool writes)
     }
     part->was_used = present;
     count_uses(f, number, present ? 1 : 0);
+    part->writers += present && writes;
     f->report.mapped += !present;
     return present;
 }
@@ -159,6 +161,7 @@ acquire_entered(mm_frames *f, uint32_t number, bool writes, mm_device_stream str
     if (address != 0 && follow_filled(f, filled, stream) < 0) {
         mm_frames_lock(f);
         count_uses(f, number, -1);
+        f->parts[number].writers -= writes;
         f->report.hits -= was_there;
         f->report.mapped++;
         mm_frames_unlock(f);
@@ -333,6 +336,9 @@ let_go(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_status *st)
             rc = mm_frames_send_home(f, number, st);
             mm_scope_leave(&scope);
         }
+    }
+    if (rc == 0 && written && f->parts[number].writers > 0) {
+        f->parts[number].writers--;
     }
     if (rc == 0 && !goes_on) {
         end_hold(f, number);
