@@ -1,12 +1,13 @@
 """Shared by the tests of offload(): models, rounds, and their comparison with plain modules."""
 
 import copy
+import importlib
 
-from managedmem.torch._offload_operators import can_announce
 from tensors import mt, torch
 
 nn = torch.nn
-IN_GRAPHS = can_announce()  # code of torch.compile has the hooks in its graph
+# True if code of torch.compile has the hooks in its graph.
+IN_GRAPHS = importlib.import_module("managedmem.torch._offload_operators").can_announce()
 WIDTH = 64
 LAYER = 64 * 64 * 4 + 512  # one Linear of this width: weights and bias, each at 512 bytes
 
