@@ -119,7 +119,8 @@ def build_tiny(folder, **environment):
         (folder / module).parent.mkdir(parents=True)
         (folder / module).write_text(TINY)
     (folder / "python" / "managedmem").mkdir(parents=True)
-    shutil.copy(ROOT / "setup.py", folder)
+    for name in ("setup.py", "README.md"):
+        shutil.copy(ROOT / name, folder)
     unset = ("CFLAGS", "SOURCE_DATE_EPOCH", "MANAGEDMEM_SANITIZE", "MANAGEDMEM_DEBUG")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     done = subprocess.run(

@@ -188,7 +188,12 @@ def test_a_page_runs_from_top_to_bottom(page):
     info = managedmem.driver_info()
     if info["version"] < 13000 or not managedmem.Device(0).concurrent_managed_access:
         pytest.skip("the pages show what needs CUDA 13.0 and concurrent access")
-    documents.run(page)
+    try:
+        documents.run(page)
+    except managedmem.TuneUnstableError:
+        if info["emulated"]:
+            raise
+        pytest.skip("the times of a step vary too much to be tuned beside other jobs")
 
 
 def test_blocks_that_are_not_run_are_counted_compile_and_say_why():
