@@ -147,16 +147,18 @@ held_parts_leave_no_room(void)
     begin_equal(2);
     acquire(0, false, 0);
     acquire(1, false, 1);
-    CHECK_EQUAL(mm_frames_acquire(model.frames, 2, false, model.streams[0]), 0);
-    CHECK_EQUAL(mm_frames_acquire(model.frames, 0, false, model.streams[1]),
+    CHECK_EQUAL(mm_frames_acquire(model.frames, 2, false, model.streams[0]).address, 0);
+    CHECK_EQUAL(mm_frames_acquire(model.frames, 0, false, model.streams[1]).address,
                 model.held[0].address);
-    CHECK_OK(mm_frames_release(model.frames, 0, false, false, model.streams[1], &st), &st);
+    CHECK_OK(mm_frames_release(model.frames, plain_use(0), false, false, model.streams[1], &st),
+             &st);
     CHECK_EQUAL(report().mapped, 1);
     CHECK_EQUAL(mm_frames_remove(model.frames, 0, &st), -1);
     CHECK_EQUAL(st.kind, MM_REFUSED);
     release(1);
-    CHECK(mm_frames_acquire(model.frames, 2, false, model.streams[0]) != 0);
-    CHECK_OK(mm_frames_release(model.frames, 2, false, false, model.streams[0], &st), &st);
+    CHECK(mm_frames_acquire(model.frames, 2, false, model.streams[0]).address != 0);
+    CHECK_OK(mm_frames_release(model.frames, plain_use(2), false, false, model.streams[0], &st),
+             &st);
     end_model();
 }
 
@@ -170,12 +172,12 @@ a_part_larger_than_the_room_is_used_at_home(void)
         mm_frames_add(model.frames, model.slab->start, 2 * EQUAL + 1, MM_PART_READ, &part, &st),
         &st);
     for (int i = 0; i < 5; i++) {
-        CHECK_EQUAL(mm_frames_acquire(model.frames, part, false, model.streams[0]), 0);
+        CHECK_EQUAL(mm_frames_acquire(model.frames, part, false, model.streams[0]).address, 0);
     }
     CHECK_EQUAL(report().mapped, 5);
     CHECK_EQUAL(report().loads, report().ahead);
     CHECK_OK(mm_frames_remove(model.frames, part, &st), &st);
-    CHECK_EQUAL(mm_frames_acquire(model.frames, part, false, model.streams[0]), 0);
+    CHECK_EQUAL(mm_frames_acquire(model.frames, part, false, model.streams[0]).address, 0);
     end_model();
 }
 
@@ -241,10 +243,12 @@ a_part_that_stays_keeps_few_ends_of_uses(void)
         for (uint32_t i = 0; i < MANY_STREAMS; i++) {
             CUstream stream;
             CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
-            CHECK(mm_frames_acquire(model.frames, 0, false, stream) != 0);
-            CHECK_OK(mm_frames_release(model.frames, 0, false, i % 2 == 1, stream, &st), &st);
+            CHECK(mm_frames_acquire(model.frames, 0, false, stream).address != 0);
+            CHECK_OK(mm_frames_release(model.frames, plain_use(0), false, i % 2 == 1, stream, &st),
+                     &st);
             if (i % 2 == 1) {
-                CHECK_OK(mm_frames_release(model.frames, 0, false, false, stream, &st), &st);
+                CHECK_OK(mm_frames_release(model.frames, plain_use(0), false, false, stream, &st),
+                         &st);
             }
             CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
             events = i == IN_FLIGHT ? world.live_events() : events;
@@ -270,14 +274,15 @@ a_frame_follows_all_uses_under_way(void)
     model.rounds++;
     for (int i = 0; i < IN_FLIGHT; i++) {
         CHECK_OK(mm_stream_create(world.cu, &streams[i], &st), &st);
-        address = mm_frames_acquire(model.frames, 0, false, streams[i]);
+        address = mm_frames_acquire(model.frames, 0, false, streams[i]).address;
         CHECK(address != 0);
         launch((kernel){.bytes = (unsigned char *)(uintptr_t)address,
                         .count = EQUAL,
                         .expected = 1,
                         .checks = true},
                streams[i]);
-        CHECK_OK(mm_frames_release(model.frames, 0, false, false, streams[i], &st), &st);
+        CHECK_OK(mm_frames_release(model.frames, plain_use(0), false, false, streams[i], &st),
+                 &st);
     }
     acquire(1, false, 0);
     CHECK_EQUAL(world.cu->StreamSynchronize(model.streams[0]), CUDA_SUCCESS);
@@ -301,8 +306,9 @@ streams_of_two_devices_use_a_part(void)
     mm_scope_leave(&scope);
     for (uint32_t i = 0; i < 4 * PARTS; i++) {
         CUstream stream = i % 3 == 0 ? other : model.streams[0];
-        CHECK(mm_frames_acquire(model.frames, i % PARTS, true, stream) != 0);
-        CHECK_OK(mm_frames_release(model.frames, i % PARTS, true, false, stream, &st), &st);
+        CHECK(mm_frames_acquire(model.frames, i % PARTS, true, stream).address != 0);
+        CHECK_OK(mm_frames_release(model.frames, plain_use(i % PARTS), true, false, stream, &st),
+                 &st);
     }
     CHECK_EQUAL(report().failures, 0);
     CHECK_EQUAL(world.cu->StreamDestroy(other), CUDA_SUCCESS);
@@ -318,8 +324,8 @@ use_in_a_context(uint32_t part)
 
     CHECK_EQUAL(world.create_context(&context, 0, 0), CUDA_SUCCESS); /* and makes it current */
     CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
-    CHECK(mm_frames_acquire(model.frames, part, false, stream) != 0);
-    CHECK_OK(mm_frames_release(model.frames, part, false, false, stream, &st), &st);
+    CHECK(mm_frames_acquire(model.frames, part, false, stream).address != 0);
+    CHECK_OK(mm_frames_release(model.frames, plain_use(part), false, false, stream, &st), &st);
     CHECK_EQUAL(world.cu->CtxPopCurrent(&current), CUDA_SUCCESS);
     CHECK(current == context);
     CHECK_EQUAL(world.destroy_context(context), CUDA_SUCCESS);
@@ -374,8 +380,10 @@ many_uses_are_weighed(void)
     CHECK_OK(mm_frames_begin_round(model.frames, model.streams[0], &st), &st);
     model.rounds++;
     for (int i = 0; i < MANY_USES; i++) {
-        CHECK(mm_frames_acquire(model.frames, 0, false, model.streams[0]) != 0);
-        CHECK_OK(mm_frames_release(model.frames, 0, false, false, model.streams[0], &st), &st);
+        CHECK(mm_frames_acquire(model.frames, 0, false, model.streams[0]).address != 0);
+        CHECK_OK(
+            mm_frames_release(model.frames, plain_use(0), false, false, model.streams[0], &st),
+            &st);
     }
     CHECK_EQUAL(report().hits, MANY_USES - 1);
     CHECK(add_part(1, MM_PART_WRITE));
@@ -407,8 +415,8 @@ use_with_little_memory(mm_frames *frames, mm_slab *home, CUstream stream)
         CHECK_EQUAL(st.kind, MM_NO_MEMORY);
     }
     for (uint32_t i = 0; i < 2 * mm_frames_count(frames); i++) {
-        if (mm_frames_acquire(frames, i / 2, true, stream) != 0) {
-            CHECK_OK(mm_frames_release(frames, i / 2, true, false, stream, &st), &st);
+        if (mm_frames_acquire(frames, i / 2, true, stream).address != 0) {
+            CHECK_OK(mm_frames_release(frames, plain_use(i / 2), true, false, stream, &st), &st);
         }
     }
 }
@@ -451,8 +459,9 @@ a_removal_goes_on_after_a_failure(void)
     CHECK_EQUAL(report().failures, 1);
     CHECK_EQUAL(report().error.code, CUDA_ERROR_UNKNOWN);
     CHECK_EQUAL(report().present, 0);
-    CHECK(mm_frames_acquire(model.frames, 1, true, model.streams[0]) != 0);
-    CHECK_OK(mm_frames_release(model.frames, 1, false, false, model.streams[0], &st), &st);
+    CHECK(mm_frames_acquire(model.frames, 1, true, model.streams[0]).address != 0);
+    CHECK_OK(mm_frames_release(model.frames, plain_use(1), false, false, model.streams[0], &st),
+             &st);
     end_model();
 }
 
@@ -465,7 +474,8 @@ a_release_that_fails_leaves_the_part_held(void)
     acquire(0, true, 0);
     world.fail("cuStreamGetId", 1, CUDA_ERROR_UNKNOWN, 0);
     world.fail("cuCtxSynchronize", 1, CUDA_ERROR_UNKNOWN, 0);
-    CHECK_EQUAL(mm_frames_release(model.frames, 0, true, false, model.streams[0], &st), -1);
+    CHECK_EQUAL(mm_frames_release(model.frames, plain_use(0), true, false, model.streams[0], &st),
+                -1);
     CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
     world.fail_clear();
     CHECK_EQUAL(mm_frames_remove(model.frames, 0, &st), -1);

@@ -52,8 +52,9 @@ use(uint32_t part, bool writes)
 static void
 take_room(uint32_t part)
 {
-    CHECK(mm_frames_acquire(model.frames, part, false, model.streams[0]) != 0);
-    CHECK_OK(mm_frames_release(model.frames, part, false, false, model.streams[0], &st), &st);
+    CHECK(mm_frames_acquire(model.frames, part, false, model.streams[0]).address != 0);
+    CHECK_OK(mm_frames_release(model.frames, plain_use(part), false, false, model.streams[0], &st),
+             &st);
 }
 
 static void
@@ -84,8 +85,9 @@ a_removed_part_stays_where_it_is(void)
     CHECK_EQUAL(world_calls("cuMemPrefetchAsync"), 0);
     CHECK_EQUAL(report().present, model.parts[4].bytes * (report().loads - 1));
     CHECK_EQUAL(place_of(4), 1);
-    CHECK_EQUAL(mm_frames_acquire(model.frames, model.parts[4].number, false, model.streams[0]),
-                0);
+    CHECK_EQUAL(
+        mm_frames_acquire(model.frames, model.parts[4].number, false, model.streams[0]).address,
+        0);
     end_model();
 }
 
@@ -221,13 +223,14 @@ large_prefetches_are_deferred(void)
     world.log_clear();
     for (size_t i = 0; i < 5; i++) {
         static const size_t calls[] = {1, 2, 3, 4, 5}; /* 17 in; out; 17 in, 3 out; out; ... */
-        CHECK_EQUAL(mm_frames_acquire(frames, parts[i % 2], true, stream),
+        CHECK_EQUAL(mm_frames_acquire(frames, parts[i % 2], true, stream).address,
                     start + i % 2 * 17 * MIB);
-        CHECK_OK(mm_frames_release(frames, parts[i % 2], true, false, stream, &st), &st);
+        CHECK_OK(mm_frames_release(frames, plain_use(parts[i % 2]), true, false, stream, &st),
+                 &st);
         CHECK(world_calls("cuLaunchHostFunc") >= calls[i]);
     }
     world.fail("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN, 0);
-    CHECK_EQUAL(mm_frames_acquire(frames, parts[1], true, stream), 0);
+    CHECK_EQUAL(mm_frames_acquire(frames, parts[1], true, stream).address, 0);
     world.fail_clear();
     mm_frames_free(frames);
     CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);

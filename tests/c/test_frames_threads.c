@@ -31,7 +31,7 @@ static bool
 use_in_thread(uint32_t part, bool writes, unsigned char value, CUstream stream)
 {
     uint32_t number = model.parts[part].number;
-    CUdeviceptr address = mm_frames_acquire(model.frames, number, writes, stream);
+    CUdeviceptr address = mm_frames_acquire(model.frames, number, writes, stream).address;
     kernel k = {.bytes = address != 0 ? (unsigned char *)(uintptr_t)address : home_of(part),
                 .count = model.parts[part].bytes,
                 .expected = value,
@@ -45,9 +45,12 @@ use_in_thread(uint32_t part, bool writes, unsigned char value, CUstream stream)
     }
     launch(k, stream);
     if (address != 0) {
-        CHECK_OK(mm_frames_release(model.frames, number, writes, writes, stream, &mine), &mine);
+        CHECK_OK(mm_frames_release(model.frames, plain_use(number), writes, writes, stream, &mine),
+                 &mine);
         if (writes) {
-            CHECK_OK(mm_frames_release(model.frames, number, false, false, stream, &mine), &mine);
+            CHECK_OK(
+                mm_frames_release(model.frames, plain_use(number), false, false, stream, &mine),
+                &mine);
         }
     } else if (writes) {
         CHECK_OK(mm_frames_changed(model.frames, number, stream, &mine), &mine);
@@ -233,10 +236,10 @@ use_until_it_is_closed(void *nothing)
             mm_frames_close(model.frames);
             atomic_store(&is_closing, true);
         }
-        if (mm_frames_acquire(model.frames, part, false, model.streams[mine]) != 0) {
-            CHECK_OK(
-                mm_frames_release(model.frames, part, false, false, model.streams[mine], &ignored),
-                &ignored);
+        if (mm_frames_acquire(model.frames, part, false, model.streams[mine]).address != 0) {
+            CHECK_OK(mm_frames_release(model.frames, plain_use(part), false, false,
+                                       model.streams[mine], &ignored),
+                     &ignored);
         } else if (atomic_load(&is_closing)) {
             CHECK_OK(mm_frames_changed(model.frames, part, model.streams[mine], &ignored),
                      &ignored);

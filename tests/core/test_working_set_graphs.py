@@ -205,6 +205,64 @@ def test_managed_groups_stay_at_their_address(graph, results, alloc, stream):
         assert [contents(result) for result in results] == [pattern(SIZE, n) for n in range(COUNT)]
 
 
+def keep_captured(graph, group, stream):
+    """An array of a use that is over, and was captured."""
+    with graph.capture(stream), group.use(stream=stream, access="read") as use:
+        assert use.is_resident
+        return use.arrays[0]
+
+
+def test_a_write_beside_a_kept_array_of_a_capture_goes_home(graph, alloc, stream):
+    source = alloc(SIZE)
+    source.fill(9)
+    Device(0).sync()
+    with WorkingSet(8 * SIZE, Device(0)) as working:
+        (group, *_) = add_groups(working, "write")
+        kept = keep_captured(graph, group, stream)
+        with group.use(stream=stream) as use:
+            copy(use.arrays[0].handle, source.handle, stream.handle)
+        del use
+        with group.use_on_host() as (home,):
+            assert set(bytes(home)) == {9}
+        del kept
+        working.remove(group)
+        assert working.stats().failures == 0
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_an_array_that_outlives_its_graph_ends_no_other_use(graph, stream, in_use):
+    with WorkingSet(2 * SIZE, Device(0)) as working, Stream() as other:
+        group, *rest = add_groups(working)
+        kept = keep_captured(graph, group, stream)
+        graph.destroy()
+        opened = [group.use(stream=other)] if in_use else []
+        del kept
+        opened += [each.use(stream=other) for each in rest[: 3 - in_use]]
+        assert [each.is_resident for each in opened] == [True, True, False]
+        if in_use:
+            assert read_by_device(opened[0].arrays[0], other) == pattern(SIZE, 0)
+        for use in opened:
+            use.close()
+        opened.clear()
+        del use
+        working.remove(group)
+
+
+def test_a_use_that_ends_behind_its_graph_writes_no_frame_home(graph, stream):
+    with WorkingSet(2 * SIZE, Device(0)) as working:
+        group, other, *_ = add_groups(working, "write")
+        with graph.capture(stream):
+            late = group.use(stream=stream)
+        graph.destroy()
+        with other.use(stream=stream):
+            pass
+        late.close()
+        assert working.stats().failures == 1
+        assert "behind the capture" in working.stats().last_error
+        with group.use_on_host() as (home,):
+            assert bytes(home) == pattern(SIZE, 0)
+
+
 @pytest.mark.parametrize("destroyed", [False, True])
 def test_an_array_that_outlives_its_use_does_not_hide_what_a_launch_wrote(
     graph, alloc, stream, destroyed

@@ -1,14 +1,16 @@
 """CUDA graphs over offloaded modules: a call that is captured once is right at each replay."""
 
 import gc
+import importlib
 
 import pytest
 
+from driver import capturing
+from managedmem import Device, _managedmem
 from offloaded import nn
 from tensors import gpu_only, mt, torch
 
-pytestmark = gpu_only
-
+of_frames = importlib.import_module("managedmem.torch._offload_frames")
 COUNT, WIDTH = 16, 1024
 LAYER = 4 * WIDTH * WIDTH + 512
 DEVICE = "cuda:0"
@@ -44,6 +46,7 @@ class Captured:
         return self.output.clone()
 
 
+@gpu_only
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_replays_have_the_numbers_of_plain_calls(share):
     model = model_of()
@@ -60,6 +63,7 @@ def test_replays_have_the_numbers_of_plain_calls(share):
         assert torch.equal(model(inputs(1)), reference(inputs(1)))
 
 
+@gpu_only
 def test_a_replay_sees_weights_that_were_written_at_home():
     model = model_of()
     reference = model_of().to(DEVICE)
@@ -69,3 +73,25 @@ def test_a_replay_sees_weights_that_were_written_at_home():
             layer[0].weight.mul_(0.5)
             other[0].weight.mul_(0.5)
         assert torch.equal(captured(inputs(1)), reference(inputs(1)))
+
+
+def test_a_captured_use_inside_of_a_plain_one_has_a_frame_of_its_own(stream):
+    """The tensors point to the plain frame again when it is over."""
+    device = Device(0)
+    size = 4096
+    place = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    slab = _managedmem._Slab(device.device_id, size, True)
+    tensor = of_frames.Span(slab, 0, size).tensor(place)
+    frames = _managedmem._Frames(device.device_id, 4 * size, False)
+    part = of_frames.FramedPart(frames, slab, 0, [tensor.untyped_storage()], [tensor], False, False)
+    home = tensor.data_ptr()
+    assert part.acquire(None, False)
+    plain = tensor.data_ptr()
+    with capturing(stream):
+        assert part.acquire(stream.handle, False)
+        assert tensor.data_ptr() not in (plain, home)
+        part.release(stream.handle, False)
+        assert tensor.data_ptr() == plain
+    part.release(None, False)
+    assert tensor.data_ptr() == home
+    frames.remove([part.number])  # it is in no use

@@ -105,7 +105,7 @@ class FramedPart:
         # Tensors that were made in inference mode count no writes.
         self.tensors = [t for t in tensors if not t.is_inference()]
         self.number = frames.add(self.start, self.nbytes, "write" if is_written else "read")
-        self.uses = 0
+        self.uses: list[tuple[int, int]] = []  # open ones: their numbers and addresses
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         self.is_written = False  # by a use that is over, while others go on
         self.is_settled_later = False  # by a backward pass that has stepped it
@@ -118,7 +118,7 @@ class FramedPart:
         release() must follow True.
         """
         with self.lock:
-            if self.uses == 0 and self._count_writes() != self.writes:
+            if not self.uses and self._count_writes() != self.writes:
                 self.note_writes(stream)
         held: list[int] = []  # changed in calls of the engine, between which signals come
         counted = False
@@ -127,7 +127,7 @@ class FramedPart:
             if address == 0:
                 return False
             with self.lock:
-                self.uses += 1
+                self.uses.append((held[0], address))
                 counted = True
                 self._point_to(address)
         except BaseException:
@@ -144,13 +144,14 @@ class FramedPart:
         with self.lock:
             counted = self._count_writes() != self.writes
             self.is_written = self.is_written or written or self.is_unwatched or counted
-            sends = self.uses == 1 and self.is_written
-            held = [self.number]
+            use = self.uses[-1]
+            sends = self.is_written and self.uses.count(use) == 1  # a graph has its own frame
+            held = [use[0]]
             try:
                 self.frames.release(held, sends, stream or 0, False)
             finally:
                 if not held:  # also if a signal came behind it
-                    if sends:
+                    if sends and len(self.uses) == 1:
                         self.is_written = False
                         self.writes = self._count_writes()
                     self._end(True)
@@ -158,9 +159,9 @@ class FramedPart:
 
     def _end(self, counted: bool) -> None:
         with self.lock:
-            self.uses -= counted
-            if self.uses == 0:
-                self._point_to(self.start)
+            if counted:
+                self.uses.pop()
+            self._point_to(self.uses[-1][1] if self.uses else self.start)
 
     def note_writes(self, stream: int | None) -> None:
         """The work on the stream may have written the tensors at home."""

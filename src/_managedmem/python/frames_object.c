@@ -231,14 +231,20 @@ frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     return kept;
 }
 
+/* The number of a part, or of a use if `graph` is given: that of the part, and in the upper half that
+ * of the graph. */
 static int
-read_part_number(PyObject *op, PyObject *value, uint32_t *part)
+read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *graph)
 {
     uint32_t count;
     size_t number;
 
-    if (mm_read_size(value, "part", &number) < 0) {
+    if (mm_read_size(value, graph != NULL ? "use" : "part", &number) < 0) {
         return -1;
+    }
+    if (graph != NULL) {
+        *graph = (uint32_t)((uint64_t)number >> 32);
+        number &= UINT32_MAX;
     }
     Py_BEGIN_ALLOW_THREADS
     count = mm_frames_count(frames_of(op));
@@ -251,9 +257,10 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part)
     return 0;
 }
 
-/* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. */
+/* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. Those of
+ * uses if `graphs` is given, which is then a part of the result. */
 static uint32_t *
-read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
+read_part_numbers(PyObject *op, PyObject *value, uint32_t **graphs, Py_ssize_t *count)
 {
     PyObject *given = PySequence_Tuple(value);
     uint32_t *parts = NULL;
@@ -262,12 +269,15 @@ read_part_numbers(PyObject *op, PyObject *value, Py_ssize_t *count)
         return NULL;
     }
     *count = PyTuple_Size(given);
-    parts = PyMem_Calloc((size_t)*count + 1, sizeof *parts);
+    parts = PyMem_Calloc(2 * (size_t)*count + 1, sizeof *parts);
     if (parts == NULL) {
         (void)PyErr_NoMemory();
+    } else if (graphs != NULL) {
+        *graphs = parts + *count;
     }
     for (Py_ssize_t i = 0; parts != NULL && i < *count; i++) {
-        if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i]) < 0) {
+        uint32_t *graph = graphs != NULL ? &(*graphs)[i] : NULL;
+        if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i], graph) < 0) {
             PyMem_Free(parts);
             parts = NULL;
         }
@@ -301,7 +311,7 @@ frames_remove(PyObject *op, PyObject *value)
 {
     mm_frames *frames = open_frames_of(op);
     Py_ssize_t count = 0, done;
-    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, &count) : NULL;
+    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, NULL, &count) : NULL;
     mm_status st;
 
     if (parts == NULL) {
@@ -317,18 +327,19 @@ frames_remove(PyObject *op, PyObject *value)
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), done < count ? -1 : 0, &st);
 }
 
-/* Stores the addresses of parts in a tuple, and appends the numbers of those in frames to a list. */
+/* Stores the addresses of uses in a tuple, and appends the numbers of those in frames to a list. */
 static PyObject *
-list_acquired(const uint32_t *parts, const CUdeviceptr *addresses, Py_ssize_t count,
-              PyObject *held)
+list_acquired(const mm_part_use *uses, Py_ssize_t count, PyObject *held)
 {
     PyObject *found = PyTuple_New(count);
 
     for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
-        PyObject *address = PyLong_FromUnsignedLongLong(addresses[i]);
-        PyObject *number = addresses[i] != 0 ? PyLong_FromUnsignedLong(parts[i]) : NULL;
+        const mm_part_use *use = &uses[i];
+        const unsigned long long both = (unsigned long long)use->graph << 32 | use->part;
+        PyObject *address = PyLong_FromUnsignedLongLong(use->address);
+        PyObject *number = use->address != 0 ? PyLong_FromUnsignedLongLong(both) : NULL;
         if (address == NULL || PyTuple_SetItem(found, i, address) < 0
-            || (addresses[i] != 0 && (number == NULL || PyList_Append(held, number) < 0))) {
+            || (use->address != 0 && (number == NULL || PyList_Append(held, number) < 0))) {
             Py_CLEAR(found);
         }
         Py_XDECREF(number);
@@ -340,32 +351,32 @@ static PyObject *
 acquire_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, bool writes,
               const mm_stream_use *stream, PyObject *held)
 {
-    CUdeviceptr *addresses = calloc((size_t)count + 1, sizeof *addresses);
+    mm_part_use *uses = calloc((size_t)count + 1, sizeof *uses);
     PyObject *found;
     mm_status ignored;
 
-    if (addresses == NULL) {
+    if (uses == NULL) {
         mm_stream_leave(stream);
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < count; i++) {
-        addresses[i] = mm_frames_acquire(frames, parts[i], writes, stream->handle);
+        uses[i] = mm_frames_acquire(frames, parts[i], writes, stream->handle);
     }
     mm_stream_leave(stream);
     Py_END_ALLOW_THREADS
-    found = list_acquired(parts, addresses, count, held);
+    found = list_acquired(uses, count, held);
     if (found == NULL) {
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < count; i++) {
-            if (addresses[i] != 0) {
-                MM_IGNORE(mm_frames_release(frames, parts[i], false, false, NULL, &ignored));
+            if (uses[i].address != 0) {
+                MM_IGNORE(mm_frames_release(frames, uses[i], false, false, NULL, &ignored));
             }
         }
         Py_END_ALLOW_THREADS
         MM_IGNORE(PyList_SetSlice(held, 0, PyList_Size(held), NULL));
     }
-    free(addresses);
+    free(uses);
     return found;
 }
 
@@ -390,7 +401,7 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || mm_read_flag(state, argv[WRITES], "writes", &writes) < 0
-        || (parts = read_part_numbers(op, argv[PARTS], &count)) == NULL) {
+        || (parts = read_part_numbers(op, argv[PARTS], NULL, &count)) == NULL) {
         return NULL;
     }
     if (mm_stream_read_and_enter(state, argv[STREAM], &stream) == 0) {
@@ -400,7 +411,7 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return found;
 }
 
-/* Takes the numbers of the parts that are released out of the list. */
+/* Takes the numbers of the uses that are ended out of the list. */
 static PyObject *
 frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -417,14 +428,14 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_ssize_t count = 0, done = 0;
     PyObject *argv[ARGC];
     mm_stream_use stream;
-    uint32_t *parts;
+    uint32_t *parts, *graphs = NULL;
     mm_status st;
     int rc = 0;
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || mm_read_flag(state, argv[WRITTEN], "written", &written) < 0
         || mm_read_flag(state, argv[GOES_ON], "goes_on", &goes_on) < 0
-        || (parts = read_part_numbers(op, argv[HELD], &count)) == NULL) {
+        || (parts = read_part_numbers(op, argv[HELD], &graphs, &count)) == NULL) {
         return NULL;
     }
     if (mm_stream_read_and_enter(state, argv[STREAM], &stream) < 0) {
@@ -433,7 +444,8 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     Py_BEGIN_ALLOW_THREADS
     while (rc == 0 && done < count) {
-        rc = mm_frames_release(frames, parts[done], written, goes_on, stream.handle, &st);
+        const mm_part_use use = {.part = parts[done], .graph = graphs[done]};
+        rc = mm_frames_release(frames, use, written, goes_on, stream.handle, &st);
         done += rc == 0;
     }
     mm_stream_leave(&stream);
@@ -452,7 +464,7 @@ frames_has(PyObject *op, PyObject *value)
     uint32_t part;
     bool present;
 
-    if (frames == NULL || read_part_number(op, value, &part) < 0) {
+    if (frames == NULL || read_part_number(op, value, &part, NULL) < 0) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -466,7 +478,7 @@ frames_give_order(PyObject *op, PyObject *value)
 {
     mm_frames *frames = open_frames_of(op);
     Py_ssize_t count = 0;
-    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, &count) : NULL;
+    uint32_t *parts = frames != NULL ? read_part_numbers(op, value, NULL, &count) : NULL;
     mm_status st;
     int rc;
 
@@ -570,7 +582,7 @@ frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     int rc;
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || read_part_number(op, argv[0], &part) < 0
+        || read_part_number(op, argv[0], &part, NULL) < 0
         || mm_stream_read_and_enter(state, argv[1], &stream) < 0) {
         return NULL;
     }

@@ -75,22 +75,31 @@ MM_NODISCARD int mm_frames_give_order(mm_frames *f, const uint32_t *parts, size_
 /* True if the part is in a frame or on its way there. */
 bool mm_frames_have(mm_frames *f, uint32_t part);
 
-/* The address of the part for work that is queued on the stream afterwards, in a frame or of
- * managed memory: mm_frames_release must follow. Or 0 if the part has to be used at home: if the
+/* A use of a part. */
+typedef struct {
+    uint32_t part;
+    uint32_t graph; /* the number of the graph that it was captured into, or 0 */
+    CUdeviceptr address; /* 0: at home */
+} mm_part_use;
+
+/* A use by work that is queued on the stream afterwards, with the address in a frame or of managed
+ * memory: mm_frames_release must follow. Or with 0 if the part has to be used at home: if the
  * frames that are in use leave no room, after a refusal of the driver, and once the set is closed.
  *
  * If the stream captures a graph, the copies become nodes of it, and the second half of the room
  * belongs to the graphs of the set until the last of them is gone. They must not run at the same
  * time. Homes of slabs and the frames live as long as the graph does. Parts of managed memory, and
  * all parts with `host_waits`, are used at home. */
-CUdeviceptr mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream);
+mm_part_use mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream);
 
-/* Ends a use with the work that is queued on the stream by now, which for a use that was captured
- * must be in the same capture. If it has `written` the part,
+/* Ends a use with the work that is queued on the stream by now. If it has `written` the part,
  * copies it home: what reads it there has to follow mm_frames_settle. With `goes_on` it does that
  * alone, and the part stays acquired. On failure the part stays acquired too: its contents are in
- * the frame alone. */
-MM_NODISCARD int mm_frames_release(mm_frames *f, uint32_t part, bool written, bool goes_on,
+ * the frame alone.
+ *
+ * A use that was captured ends in its capture. Behind that nothing of it can be captured any more:
+ * its frame stays taken, and a write is not copied home, which counts as a failure. */
+MM_NODISCARD int mm_frames_release(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                                    CUstream stream, mm_status *st);
 
 /* The work that is queued on the stream by now has written the part at home: a copy of it is

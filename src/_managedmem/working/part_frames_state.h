@@ -63,6 +63,7 @@ struct mm_frames {
     size_t place_capacity, part_capacity;
     uint32_t count;
     frame_capture *captures; /* whose graphs live, as far as is known */
+    uint32_t graphs; /* the number of the latest one */
     size_t ring; /* bytes behind the room of the placement, which belong to these graphs */
     mm_use_clock clock;
     unsigned rounds; /* under way */
@@ -133,11 +134,11 @@ void mm_frames_note_failure(mm_frames *f, const mm_status *failure);
 
 /* --- part_graphs.c: not under the lock -------------------------------------------------------- */
 
-/* The address of a part in a frame for work that a stream captures, or 0 if it is used at home. */
-CUdeviceptr mm_frames_capture(mm_frames *f, uint32_t number, mm_device_stream stream);
+/* Uses a part in a frame in work that a stream captures, or at home. */
+mm_part_use mm_frames_capture(mm_frames *f, uint32_t number, mm_device_stream stream);
 
-/* Ends such a use, or lets it go on. False if the part has none. */
-bool mm_frames_end_captured(mm_frames *f, uint32_t number, bool written, bool goes_on,
+/* Ends such a use, or lets it go on. */
+void mm_frames_end_captured(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                             mm_device_stream stream);
 
 /* Lets the copies that are captured from now on follow the work that the stream has captured. */
@@ -148,6 +149,7 @@ void mm_frames_follow_captured(mm_frames *f, mm_device_stream stream);
 /* A frame in use may be older than its home, which a replay has written: the part is used at home
  * until then, unless a use writes the frame. */
 void mm_frames_expect_replay(mm_frames *f, uint32_t number);
+
 /* Forgets graphs that are gone, and takes the room back after the last one. */
 void mm_frames_prune_captures(mm_frames *f);
 

@@ -25,8 +25,7 @@ typedef struct {
     CUstream stream; /* of the use that brought it */
     CUgraphNode copy; /* NULL for scratch */
     unsigned held;
-    bool
-        is_lost; /* a use ended outside of the capture, or a call failed: nothing follows it here */
+    bool is_lost; /* a use ended behind the capture, or a call failed: nothing follows it here */
     node_list ends;
 } ring_frame;
 
@@ -36,6 +35,7 @@ struct frame_capture {
     atomic_bool is_gone; /* the graph */
     mm_slab *slab;
     cuuint64_t id;
+    uint32_t number; /* of the graph, in uses */
     bool is_blind; /* a call failed: no more copies */
     node_list behind; /* the nodes that the next copy is behind */
     ring_frame *frames;
@@ -564,6 +564,7 @@ open_capture(mm_frames *f, const capture_view *v, mm_status *st)
     }
     mm_frames_lock(f);
     made->next = f->captures;
+    made->number = ++f->graphs != 0 ? f->graphs : ++f->graphs;
     f->captures = made;
     mm_frames_unlock(f);
     if (open_ring(f, st) < 0) {
@@ -576,10 +577,10 @@ open_capture(mm_frames *f, const capture_view *v, mm_status *st)
 }
 
 /* In a scope of the stream. */
-static CUdeviceptr
+static mm_part_use
 capture_entered(mm_frames *f, uint32_t number, capture_view *v, mm_status *st)
 {
-    CUdeviceptr address = 0;
+    mm_part_use use = {.part = number};
     frame_capture *c;
     int rc = 0;
 
@@ -590,29 +591,30 @@ capture_entered(mm_frames *f, uint32_t number, capture_view *v, mm_status *st)
         mm_frames_lock(f);
         c = find_capture(f, v->id);
         if (c != NULL && f->parts[number].is_live) {
-            address = take_frame(f, c, v, number, &rc, st);
+            use.address = take_frame(f, c, v, number, &rc, st);
+            use.graph = c->number;
         }
         mm_frames_unlock(f);
     }
     if (rc < 0 && st->kind != MM_REFUSED) {
         mm_frames_note_failure(f, st);
     }
-    return address;
+    return use;
 }
 
-CUdeviceptr
+mm_part_use
 mm_frames_capture(mm_frames *f, uint32_t number, mm_device_stream stream)
 {
-    CUdeviceptr address = 0;
+    mm_part_use use = {.part = number};
     capture_view v;
     mm_scope scope;
     mm_status st;
 
     if (can_copy(f) && enter_capture(f, stream, &scope, &v)) {
-        address = capture_entered(f, number, &v, &st);
+        use = capture_entered(f, number, &v, &st);
         mm_scope_leave(&scope);
     }
-    return address;
+    return use;
 }
 
 static int
@@ -668,68 +670,65 @@ end_use(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame
     frame->held -= goes_on || frame->is_lost ? 0 : 1;
 }
 
-/* The open frame that a release of the part elsewhere means; NULL for a use without a graph. Under
- * the lock. */
+/* The frame of a use and its capture; NULL if the graph is gone. Under the lock. */
 static ring_frame *
-find_left_open(const mm_frames *f, uint32_t number, CUstream stream)
+find_used(const mm_frames *f, mm_part_use use, frame_capture **capture)
 {
-    for (frame_capture *c = f->captures; c != NULL; c = c->next) {
-        ring_frame *open = find_open(c, number);
-        if (open != NULL && (f->parts[number].held == 0 || open->stream == stream)) {
-            return open;
-        }
+    frame_capture *c = f->captures;
+
+    while (c != NULL && c->number != use.graph) {
+        c = c->next;
     }
-    return NULL;
+    *capture = c;
+    return c != NULL && !atomic_load(&c->is_gone) ? find_open(c, use.part) : NULL;
 }
 
-/* Ends a use behind its capture: no node can be added any more. */
+/* Ends a use in its capture; false behind that. */
 static bool
-end_left_open(mm_frames *f, uint32_t number, bool written, bool goes_on, CUstream stream)
+end_in_capture(mm_frames *f, mm_part_use use, bool written, bool goes_on, mm_device_stream stream)
 {
-    ring_frame *open;
-
-    mm_frames_lock(f);
-    open = find_left_open(f, number, stream);
-    if (open != NULL) {
-        open->is_lost = !goes_on;
-        if (written && f->parts[number].access != MM_PART_SCRATCH) {
-            f->report.failures++;
-            (void)mm_fail(&f->report.error, MM_REFUSED,
-                          "a use in a captured graph ended behind the capture, so that replays do "
-                          "not copy home what it writes: end it before the capture ends");
-        }
-    }
-    mm_frames_unlock(f);
-    return open != NULL;
-}
-
-bool
-mm_frames_end_captured(mm_frames *f, uint32_t number, bool written, bool goes_on,
-                       mm_device_stream stream)
-{
-    ring_frame *open = NULL;
     frame_capture *c;
+    ring_frame *open;
     capture_view v;
     mm_scope scope;
-    bool captured;
+    bool ended;
 
-    mm_frames_lock(f);
-    captured = mm_frames_is_captured(f, number);
-    mm_frames_unlock(f);
-    if (!captured) {
+    if (!enter_capture(f, stream, &scope, &v)) {
         return false;
     }
-    if (enter_capture(f, stream, &scope, &v)) {
-        mm_frames_lock(f);
-        c = find_capture(f, v.id);
-        open = c != NULL ? find_open(c, number) : NULL;
-        if (open != NULL) {
-            end_use(f, c, &v, open, written, goes_on);
-        }
-        mm_frames_unlock(f);
-        mm_scope_leave(&scope);
+    mm_frames_lock(f);
+    open = find_used(f, use, &c);
+    ended = open != NULL && c->id == v.id;
+    if (ended) {
+        end_use(f, c, &v, open, written, goes_on);
     }
-    return open != NULL || end_left_open(f, number, written, goes_on, stream.handle);
+    mm_frames_unlock(f);
+    mm_scope_leave(&scope);
+    return ended;
+}
+
+void
+mm_frames_end_captured(mm_frames *f, mm_part_use use, bool written, bool goes_on,
+                       mm_device_stream stream)
+{
+    frame_capture *c;
+    ring_frame *open;
+
+    if (end_in_capture(f, use, written, goes_on, stream)) {
+        return;
+    }
+    mm_frames_lock(f);
+    open = find_used(f, use, &c);
+    if (open != NULL) { /* no node can be added any more */
+        open->is_lost = !goes_on;
+    }
+    if (written && f->parts[use.part].access != MM_PART_SCRATCH) {
+        f->report.failures++;
+        (void)mm_fail(&f->report.error, MM_REFUSED,
+                      "a use in a captured graph ended behind the capture, so that replays do "
+                      "not copy home what it writes: end it before the capture ends");
+    }
+    mm_frames_unlock(f);
 }
 
 void

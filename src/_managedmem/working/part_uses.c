@@ -12,6 +12,7 @@ enum { MANY_ENDS = 16 }; /* beside twice those that were seen to be under way */
 static void
 count_uses(mm_frames *f, uint32_t number, int change)
 {
+    assert(change > 0 || f->parts[number].held >= (unsigned)-change);
     f->parts[number].held += (unsigned)change;
     f->places[number].fixed = f->parts[number].held > 0;
 }
@@ -274,28 +275,28 @@ note_other_use(mm_frames *f, bool in_frame)
     mm_frames_unlock(f);
 }
 
-CUdeviceptr
+mm_part_use
 mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream)
 {
     mm_device_stream ordered = {stream, f->device};
-    CUdeviceptr address = 0;
+    mm_part_use use = {.part = part};
 
     if (!mm_guard_enter(&f->guard)) {
-        return 0;
+        return use;
     }
     if (is_unordered(f, ordered)) {
-        address = mm_frames_capture(f, part, ordered);
-        note_other_use(f, address != 0);
+        use = mm_frames_capture(f, part, ordered);
+        note_other_use(f, use.address != 0);
     } else {
         settle_troubles(f);
         if (have_followed(f, part, ordered)) {
-            address = acquire_entered(f, part, writes, ordered);
+            use.address = acquire_entered(f, part, writes, ordered);
         } else {
             note_other_use(f, false);
         }
     }
     mm_guard_leave(&f->guard);
-    return address;
+    return use;
 }
 
 /* Ends a use, and drops the part with the last one if it was written at home meanwhile. Under the
@@ -420,18 +421,20 @@ release_entered(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_de
 }
 
 int
-mm_frames_release(mm_frames *f, uint32_t part, bool written, bool goes_on, CUstream stream,
+mm_frames_release(mm_frames *f, mm_part_use use, bool written, bool goes_on, CUstream stream,
                   mm_status *st)
 {
     const mm_device_stream ordered = {stream, f->device};
-    int rc;
+    int rc = 0;
 
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = mm_frames_end_captured(f, part, written, goes_on, ordered)
-             ? 0
-             : release_entered(f, part, written, goes_on, ordered, st);
+    if (use.graph != 0) {
+        mm_frames_end_captured(f, use, written, goes_on, ordered);
+    } else {
+        rc = release_entered(f, use.part, written, goes_on, ordered, st);
+    }
     mm_guard_leave(&f->guard);
     return rc;
 }
