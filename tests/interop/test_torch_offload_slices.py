@@ -6,6 +6,7 @@ import importlib
 import pytest
 
 from offloaded import LAYER, assert_same_module, layers, nn, same
+from optimizers import FLAGS, make, skip_without_kernels
 from tensors import mt, torch
 
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
@@ -15,30 +16,6 @@ DEVICE = 0
 WIDTH = 64
 ROWS = 1000  # of the table of an embedding, which is large for the ring
 TABLE = ROWS * WIDTH * 4
-OPTIMIZERS = {
-    "SGD": {"lr": 0.1},
-    "momentum": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-    "Adam": {"lr": 0.01},
-    "amsgrad": {"lr": 0.01, "amsgrad": True, "maximize": True, "weight_decay": 0.1},
-    "AdamW": {"lr": 0.01},
-    "Adamax": {"lr": 0.01},
-    "NAdam": {"lr": 0.01, "decoupled_weight_decay": True},
-    "RAdam": {"lr": 0.01},
-    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
-    "Adagrad": {"lr": 0.01, "lr_decay": 0.1},
-    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},
-    "ASGD": {"lr": 0.01, "t0": 2},
-    "Rprop": {"lr": 0.01},
-}
-KINDS = {"momentum": "SGD", "amsgrad": "Adam"}
-FUSED = ("SGD", "momentum", "Adam", "amsgrad", "AdamW", "Adagrad")
-FLAGS = [
-    (name, flags)
-    for name in OPTIMIZERS
-    for flags in ({}, {"foreach": True}, {"fused": True}, {"capturable": True})
-    if ("fused" not in flags or name in FUSED)
-    and ("capturable" not in flags or name in ("Adam", "NAdam", "Adamax"))
-]
 
 
 @pytest.fixture(autouse=True)
@@ -56,17 +33,13 @@ class Trained:
             inner = layers(4)
             model = nn.Sequential(nn.Embedding(ROWS, WIDTH), *inner, nn.Linear(WIDTH, ROWS)).to(on)
         self.model = model
-        self.optimizer = self.make(self.model, name, flags or {})
+        self.optimizer = make(self.model.parameters(), name, **(flags or {}))
         self.name, self.flags = name, flags or {}
-
-    def make(self, model, name, flags):
-        kind = getattr(torch.optim, KINDS.get(name, name))
-        return kind(model.parameters(), **OPTIMIZERS[name], **flags)
 
     def offload(self, budget):
         place = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
         self.reference = copy.deepcopy(self.model).to(place)
-        self.other = self.make(self.reference, self.name, self.flags)
+        self.other = make(self.reference.parameters(), self.name, **self.flags)
         return mt.offload(self.model, DEVICE, budget=budget, optimizer=self.optimizer)
 
     def total(self):
@@ -101,10 +74,7 @@ def ring_of(handle):
 class TestSlices:
     @pytest.mark.parametrize(("name", "flags"), FLAGS)
     def test_numbers_of_a_whole_step(self, on, name, flags):
-        if "capturable" in flags and on == "cpu":
-            pytest.skip("state of a CPU optimizer cannot be captured")
-        if name == "Adagrad" and flags.get("fused") and torch.cuda.is_available():
-            pytest.skip("torch has no fused Adagrad for GPUs")
+        skip_without_kernels(on, name, flags)
         trained = Trained(on, name, flags)
         with trained.offload(trained.total() + TABLE) as handle:
             for _ in range(4):

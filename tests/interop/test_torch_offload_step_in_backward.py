@@ -1,45 +1,23 @@
 """offload(step_in_backward=True): steps in the backward pass, equal numbers, and refusals."""
 
 import copy
+import gc
+import importlib
+import weakref
 
 import pytest
 
 from offloaded import LAYER, assert_same_module, hooks_of, layers, nn, same
+from optimizers import FLAGS, make, skip_without_kernels
 from tensors import mt, torch
 
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
+PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
+Ring = importlib.import_module("managedmem.torch._offload_ring").Ring
 DEVICE = 0
 WIDTH = 64
 COUNT = 6
 STREAMED, RESIDENT, WHOLE = 4 * LAYER, (COUNT + 10) * LAYER, 6 * COUNT * LAYER
-OPTIMIZERS = {
-    "SGD": {"lr": 0.1},
-    "momentum": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
-    "Adam": {"lr": 0.01},
-    "amsgrad": {"lr": 0.01, "amsgrad": True, "maximize": True, "weight_decay": 0.1},
-    "AdamW": {"lr": 0.01},
-    "Adamax": {"lr": 0.01},
-    "NAdam": {"lr": 0.01, "decoupled_weight_decay": True},
-    "RAdam": {"lr": 0.01},
-    "RMSprop": {"lr": 0.01, "momentum": 0.5, "centered": True},
-    "Adagrad": {"lr": 0.01, "lr_decay": 0.1},
-    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},
-    "ASGD": {"lr": 0.01, "t0": 2},
-    "Rprop": {"lr": 0.01},
-}
-KINDS = {"momentum": "SGD", "amsgrad": "Adam"}
-FUSED = ("SGD", "momentum", "Adam", "amsgrad", "AdamW", "Adagrad")
-FLAGS = [
-    (name, flags)
-    for name in OPTIMIZERS
-    for flags in ({}, {"foreach": True}, {"fused": True}, {"capturable": True})
-    if ("fused" not in flags or name in FUSED)
-    and ("capturable" not in flags or name in ("Adam", "NAdam", "Adamax"))
-]
-
-
-def make(parameters, name="AdamW", **flags):
-    return getattr(torch.optim, KINDS.get(name, name))(parameters, **OPTIMIZERS[name], **flags)
 
 
 class Pair:
@@ -95,22 +73,27 @@ def drop_pass():
     torch.ones(1, requires_grad=True).sum().backward()
 
 
-def skip_without_kernels(name, flags):
-    if name == "Adagrad" and flags.get("fused") and torch.cuda.is_available():
-        pytest.skip("torch has no fused Adagrad for GPUs")
-
-
 def gradients(model):
     return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def sliced_pair(on, monkeypatch):
+    """With a parameter in the model that steps in slices."""
+    for module in ("optimizer", "visits"):
+        monkeypatch.setattr(f"managedmem.torch._offload_{module}.LEAST_SLICE", 16 << 10)
+    monkeypatch.setattr("managedmem.torch._offload_visits._ROWS", 64)
+    torch.manual_seed(0)
+    wide = nn.Linear(WIDTH, 1000)
+    model = nn.Sequential(*layers(COUNT), wide, nn.Linear(1000, WIDTH)).to(on)
+    total = sum(-(-p.nbytes // 512) * 512 for p in model.parameters())
+    return Pair(on, model, budget=total + wide.weight.nbytes)
 
 
 class TestNumbers:
     @pytest.mark.parametrize(("name", "flags"), FLAGS)
     @pytest.mark.parametrize("budget", [STREAMED, RESIDENT])
     def test_of_plain_training(self, on, name, flags, budget):
-        if "capturable" in flags and on == "cpu":
-            pytest.skip("state of a CPU optimizer cannot be captured")
-        skip_without_kernels(name, flags)
+        skip_without_kernels(on, name, flags)
         pair = Pair(on, budget=budget, optimizer=lambda p: make(p, name, **flags))
         for seed in range(4):
             pair.backward(seed=seed)
@@ -133,14 +116,7 @@ class TestNumbers:
         assert pair.handle.stats()["state_on_host"] == 0
 
     def test_slices_of_a_large_parameter(self, on, monkeypatch):
-        for module in ("optimizer", "visits"):
-            monkeypatch.setattr(f"managedmem.torch._offload_{module}.LEAST_SLICE", 16 << 10)
-        monkeypatch.setattr("managedmem.torch._offload_visits._ROWS", 64)
-        torch.manual_seed(0)
-        wide = nn.Linear(WIDTH, 1000)
-        model = nn.Sequential(*layers(COUNT), wide, nn.Linear(1000, WIDTH)).to(on)
-        total = sum(-(-p.nbytes // 512) * 512 for p in model.parameters())
-        pair = Pair(on, model, budget=total + wide.weight.nbytes)
+        pair = sliced_pair(on, monkeypatch)
         for seed in range(4):
             pair.step(seed=seed)
         pair.check()
@@ -329,6 +305,25 @@ class TestTheOptimizer:
 
 
 class TestRefusals:
+    def test_options_that_change_behind_the_pass(self, on):
+        pair = Pair(on)
+        pair.step()
+        pair.backward()
+        pair.optimizer.param_groups[0]["lr"] = 0.5
+        with pytest.raises(
+            RuntimeError, match="set the learning rate and the like before the pass"
+        ):
+            pair.optimizer.step()
+        pair.optimizer.param_groups[0]["lr"] = 0.01
+        for _, optimizer in pair.sides:
+            optimizer.step()
+            optimizer.zero_grad()
+        for seed, rate in enumerate([0.5, 0.1]):  # before the pass
+            for _, optimizer in pair.sides:
+                optimizer.param_groups[0]["lr"] = rate
+            pair.step(seed=seed)
+        pair.check()
+
     @pytest.mark.parametrize(
         ("wanted", "kind", "error", "text"),
         [
@@ -441,6 +436,87 @@ class TestRefusals:
             dist.destroy_process_group()
 
 
+class Late(Ring):
+    """A ring whose copies home are as late as those of a stream that nothing waits for."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.late = []
+
+    def arrive(self, regions=()):
+        late, self.late = self.late, []
+        for region, copy_home in late:
+            if region in regions:
+                self.late.append((region, copy_home))
+            else:
+                with torch.no_grad():
+                    copy_home(region.scratch)
+
+    def empty(self, region, copy_home):
+        self.late.append((region, copy_home))
+        region.is_over = True
+
+    def fill(self, nbytes, copy_inward):
+        def behind(scratch):
+            self.arrive(self.regions)
+            copy_inward(scratch)
+
+        return super().fill(nbytes, behind)
+
+    def follow_home(self):
+        self.arrive()
+        super().follow_home()
+
+    def followed(self):
+        self.arrive()
+        super().followed()
+
+
+class Twice(nn.Module):
+    """The gradient of the second parameter comes after that of the first one, in some passes."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.first, self.second = (nn.Parameter(torch.randn(width, width) / 8) for _ in range(2))
+
+    def forward(self, given, both):
+        given, rest = given[:, : self.width], given[:, self.width :]
+        given = given @ self.second if both else given
+        return torch.cat([(given @ self.first).relu() + given, rest], 1)
+
+
+class Rounds(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.blocks = nn.ModuleList(Twice(16 if i < 3 else WIDTH) for i in range(count))
+        self.both = True
+
+    def forward(self, given):
+        for block in self.blocks:
+            given = block(given, self.both)
+        return given
+
+
+@pytest.mark.emulator_only("its copies stand for those of streams, which the CPU does not have")
+def test_a_part_that_steps_again_follows_its_copies_home(monkeypatch):
+    """Parameters without gradients for a while come back: their parts step twice in that pass."""
+    monkeypatch.setattr("managedmem.torch._offload_optimizer.Ring", Late)
+    torch.manual_seed(0)
+    count = 30
+    blocks = [f"blocks.{i}" for i in range(count)]
+    pair = Pair("cpu", Rounds(count), 880_000, lambda p: make(p, "Adam"), blocks=blocks)
+    steps = 0
+    for seed, (both, expected) in enumerate(
+        [(1, 1), (1, 1), (0, 0), (0, 1), (1, 2), (1, 1), (0, 0), (1, 2)]
+    ):
+        pair.model.both = pair.reference.both = bool(both)
+        pair.step(seed=seed)
+        pair.check()
+        steps += expected * count
+        assert pair.handle.stats()["steps_in_backward"] == steps
+
+
 class TestTheEnd:
     def test_explain_and_hooks(self, on):
         model = layers(COUNT, on=on)
@@ -475,6 +551,45 @@ class TestTheEnd:
             pair.step(function, seed=1)
             pair.step(seed=2)
             pair.check()
+
+    def test_an_exception_between_slices(self, on, monkeypatch):
+        """No element is stepped twice."""
+        pair = sliced_pair(on, monkeypatch)
+        for seed in range(2):
+            pair.step(seed=seed)
+        run, cuts = PartialStep.run, []
+
+        def fail(self, chosen, staged=None):
+            cut = None if staged is None else staged.cut
+            cuts.extend([] if cut is None else [cut])
+            if len(cuts) == 3:
+                raise ZeroDivisionError
+            return run(self, chosen, staged)
+
+        monkeypatch.setattr(PartialStep, "run", fail)
+        given = torch.rand(4, WIDTH, device=pair.handle.device)
+        with pytest.raises(ZeroDivisionError):
+            pair.model(given).square().mean().backward()
+        monkeypatch.setattr(PartialStep, "run", run)
+        sliced = pair.model[-1].weight  # the gradient of the last layer comes first
+        assert sliced.grad is None
+        before = sliced.detach().clone()
+        pair.optimizer.step()
+        assert same(sliced, before)
+        pair.step(seed=2)  # until the next pass torch keeps the graph of one that failed
+        assert not same(sliced, before)
+
+    def test_memory_is_free_without_a_collection(self, on):
+        pair = Pair(on)
+        pair.step()
+        found = weakref.ref(pair.handle._step), weakref.ref(pair.handle._step.visits)
+        gc.disable()
+        try:
+            pair.handle.remove()
+            del pair.handle
+            assert [each() for each in found] == [None, None]
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("budget", [STREAMED, RESIDENT])
     def test_an_exception_in_a_pass(self, on, budget):

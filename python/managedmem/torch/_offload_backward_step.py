@@ -41,6 +41,10 @@ _CLOSURE = (
     "step() takes no closure with step_in_backward=True: the backward pass in it has stepped "
     "already. Call loss.backward(), and step() without arguments"
 )
+_OPTIONS = (
+    "param_groups changed between the backward pass, which has stepped with what they were, and "
+    "step(): with step_in_backward=True set the learning rate and the like before the pass"
+)
 _SCALER = (
     "GradScaler looks at all gradients before the step, and with step_in_backward=True the "
     "backward pass has stepped already: train in bfloat16, or offload without it"
@@ -106,6 +110,8 @@ class BackwardStep(SplitStep):
         self.task = -1  # the backward pass that is under way
         self.written: dict[FramedPart, Target] = {}  # what goes home in this pass
         self.stepped = 0  # parts
+        self.visits: Visits | None = None  # of the latest pass, as is the next
+        self.partial: PartialStep | None = None
         self.hooks = [model.register_forward_pre_hook(_Unwrapped(self))]
         for parameter in chosen:
             self.hooks += _hooked(parameter, self)
@@ -150,6 +156,7 @@ class BackwardStep(SplitStep):
 
     def _run(self, turn: Turn) -> None:
         visits = self.visits
+        assert visits is not None and self.partial is not None
         if turn in self.queue:
             while (first := self.queue.popleft()) is not turn:
                 visits.skip(first)
@@ -159,11 +166,14 @@ class BackwardStep(SplitStep):
             if part.group is not None:
                 part.group.is_settled_later = True
                 self.written[part.group] = part.target
-        self._step_turn(turn, self.partial, visits)
-        visits.skip(turn)  # what came over the bus
         for stay in turn.stays:
-            for parameter in stay.parameters:
+            stay.has_begun = False
+        try:
+            self._step_turn(turn, self.partial, visits)
+        finally:  # after an exception, nothing is stepped twice
+            for parameter in chain.from_iterable(s.parameters for s in turn.stays if s.has_begun):
                 parameter.grad = None
+        visits.skip(turn)  # what came over the bus
         self.stepped += len(turn.parts)
 
     # --- a pass, and the round until the next step() ----------------------------------------
@@ -188,10 +198,14 @@ class BackwardStep(SplitStep):
         present = set(map(id, self.parts))
         ahead = [p for p in self.order if id(p) in present and id(p) not in self.seen]
         rings = self._rings()
-        self.visits = Visits(
-            self.optimizer, ahead, rings, {}, lambda: self.active, frozenset(self.part_of)
-        )
-        self.queue = deque(self.visits.turns)
+        alive = weakref.ref(self)
+
+        def is_active() -> bool:
+            return (step := alive()) is not None and step.active
+
+        visits = Visits(self.optimizer, ahead, rings, {}, is_active, frozenset(self.part_of))
+        self.visits = visits
+        self.queue = deque(visits.turns)
         known = set(map(id, ahead))
         others = [part for part in self.parts if id(part) not in known]
         turns = [*self.queue, *(Turn([p], [Stay([p], list(p.parameters))]) for p in others)]
@@ -204,7 +218,7 @@ class BackwardStep(SplitStep):
             for part in self.parts
         }
         for target in rings:
-            self.visits.look_ahead(target)
+            visits.look_ahead(target)
 
     def settle(self) -> None:
         """Let the current stream wait for what the pass has queued: it is over."""
@@ -252,6 +266,8 @@ class BackwardStep(SplitStep):
         if "grad_scaler" in named or getattr(self.optimizer, "found_inf", None) is not None:
             raise RuntimeError(_SCALER)
         with self.lock:
+            if self.came and self.partial is not None and self.partial.is_old():
+                raise RuntimeError(_OPTIONS)
             self._end_round()
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
         if all(p.grad is None for p in every):
@@ -274,7 +290,9 @@ class BackwardStep(SplitStep):
         """Drop the references to parts."""
         super().forget()
         self.order, self.seen, self.part_of, self.turn_of = [], {}, {}, {}
+        self.missing, self.written = {}, {}
         self.queue.clear()
+        self.visits = self.partial = None
 
 
 # --- hooks: copies of them, and pickles, do nothing ---------------------------------------------

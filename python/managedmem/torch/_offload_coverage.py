@@ -6,7 +6,6 @@ the model, and gradients without a backward call.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import warnings
@@ -350,10 +349,12 @@ class _PassEnd:
             watch.end_pass(self.task)
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        try:
             watch = self.watch()
             if watch is not None:
                 watch.drop_pass(self.task)
+        except Exception:
+            pass  # contextlib may be gone at exit
 
 
 # --- the first call -------------------------------------------------------------------------

@@ -7,7 +7,6 @@ reads and writes what it should; so many bytes may wait as the budget has kept f
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from collections import deque
@@ -176,10 +175,12 @@ class EndOfPass:
             room.settle()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        try:
             if not self.is_over and torch.cuda is not None:
                 with torch.cuda.stream(self.stream):
                     self()
+        except Exception:
+            pass  # contextlib may be gone at exit
 
 
 class GradientHome:

@@ -133,8 +133,10 @@ class _Uses:
         return left
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a set that is closed
-            self.end_all()
+        try:  # noqa: SIM105
+            self.end_all()  # of a set that is closed, perhaps
+        except Exception:
+            pass  # contextlib may be gone at exit
 
 
 class _PassEnd:
@@ -162,8 +164,10 @@ class _PassEnd:
         return left
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        try:  # noqa: SIM105
             self._end()
+        except Exception:
+            pass  # contextlib may be gone at exit
 
 
 class Versions:

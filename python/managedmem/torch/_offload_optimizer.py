@@ -401,6 +401,7 @@ class SplitStep:
             for stay in turn.stays:
                 visit = visits.begin(stay)
                 staged = None if stay.cut is None else Staged({}, {}, stay.cut)
+                stay.has_begun = True
                 try:
                     partial.run(stay.parameters, staged if visit is None else visit.staged)
                 finally:

@@ -48,9 +48,14 @@ class Ring:
         """Begin a step, behind what the current stream has queued."""
         self.regions.clear()  # the stream has followed() them
         self.head = 0
+        self.follow_home()
+
+    def follow_home(self) -> None:
+        """Let what is queued from now on find at home what was written so far."""
         if self.inward is not None and self.outward is not None:
-            self.inward.wait_stream(torch.cuda.current_stream(self.place))
-            self.inward.wait_stream(self.outward)
+            current = torch.cuda.current_stream(self.place)
+            current.wait_stream(self.outward)
+            self.inward.wait_stream(current)
 
     def fill(self, nbytes: int, copy: Callable[[Tensor], None]) -> Region | None:
         """Take a region, and let a function queue the copies into it; None while it is in use."""

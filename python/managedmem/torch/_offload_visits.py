@@ -67,6 +67,7 @@ class Stay:
     parts: list[StepPart]
     parameters: list[Tensor]
     cut: Cut | None = None
+    has_begun: bool = False  # to step them
 
 
 @dataclass(slots=True, eq=False)
@@ -174,8 +175,10 @@ class Visits:
                 queue.remove(stay)
 
     def call(self, turn: Turn) -> None:
-        """Let a turn be the next one that is not there yet."""
-        if (queue := self.queues.get(turn.parts[0].target)) is not None:
+        """Let a turn be the next one that is not there yet. It may have had its turn before."""
+        target = turn.parts[0].target
+        if (queue := self.queues.get(target)) is not None:
+            self.rings[target].follow_home()
             queue.extendleft(reversed(turn.stays))
 
     def end(self, visit: Visit) -> None:
