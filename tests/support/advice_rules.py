@@ -25,7 +25,7 @@ class AdviceRules(Program):
 
     def advise(self, pick, span, change, unset, act, *, sets):
         """Give one advice. After a failure, pages that were alike are as before; other pages may
-        have gained or lost it."""
+        have gained or lost it. An advice that succeeds in spite of a failure may lack records."""
         piece = self.piece(pick, "managed")
         for start, size in self.advised_parts(piece, *self.part(piece, span)) if piece else ():
             memory, begin = piece.memory, piece.start + start
@@ -33,7 +33,8 @@ class AdviceRules(Program):
             view = piece.buffer.range(start, size)
             ok, _ = self.attempt(lambda view=view: act(view), ADVISING)
             if ok:
-                memory.tell(begin, size, change, certain=sets or alike)
+                certain = (sets or alike) and not self.has_fired
+                memory.tell(begin, size, change, certain=certain)
             elif not alike:
                 memory.tell(begin, size, change, certain=False)
                 memory.tell(begin, size, unset, certain=False)
@@ -97,7 +98,7 @@ class AdviceRules(Program):
                 piece.start + start,
                 size,
                 lambda page: page._replace(accessed_by=members),
-                certain=EMULATED,
+                certain=EMULATED and not self.has_fired,
             )
 
     @precondition(lambda self: self.pieces)
@@ -134,7 +135,7 @@ class AdviceRules(Program):
                 piece.start + start,
                 size,
                 lambda page: Page(*advice, page.last_prefetch_location),
-                certain=True,
+                certain=not self.has_fired,
             )
 
     def targets(self, draws):

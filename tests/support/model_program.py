@@ -96,6 +96,7 @@ class Program(RuleBasedStateMachine):
         self.pieces, self.streams, self.plans, self.applied = [], [], [], []
         self.pools, self.closed = {}, []
         self.faults = []  # of the next calls, the next one last
+        self.has_fired = False  # the fault of the latest call
 
     def piece(self, pick, *kinds):
         found = [p for p in self.pieces if not kinds or p.memory.kind in kinds]
@@ -137,7 +138,7 @@ class Program(RuleBasedStateMachine):
             pick, nth, code, after = fault
             after = after and calls is not MAKING
             emulator.fail(calls[pick % len(calls)], nth=nth, code=code, after=after)
-        value, ok = None, True
+        value, ok, self.has_fired = None, True, False
         try:
             value = action()
         except (*FAILURES, *allowed) as error:
@@ -146,6 +147,7 @@ class Program(RuleBasedStateMachine):
                 raise
         finally:
             if fault is not None:
+                self.has_fired = emulator.failure_fired()
                 emulator.clear_failures()
         return ok, value
 
