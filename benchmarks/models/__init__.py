@@ -13,8 +13,8 @@ from . import process
 
 NEED = 64 * MIB  # of managed memory, beside that of the page faults, which they ask for themselves
 BY_HAND = (
-    " By hand is pinned memory and a side stream within the same budget. Each contender has a"
-    " process of its own; taken is the most memory of the device that the driver says is taken"
+    " By hand is pinned memory and a side stream. Each contender has a process of its own; taken is"
+    " the most memory of the device that the driver says is taken"
     " beyond the context, sampled in passes that are not timed."
 )
 
@@ -54,7 +54,8 @@ GROUPS = {
     "training": group_of(
         "training",
         "Training steps",
-        "AdamW; the budget is a share of parameters, gradients and state. By hand the state passes"
+        "AdamW; the budget is a share of parameters, gradients and state. By hand has no budget:"
+        " parameters stay on the device, and gradients until they are used; the state passes"
         " through buffers, in step() or while the backward pass goes on.",
     ),
     "diffusion": group_of("diffusion", "A diffusion model", "Four steps of a UNet."),

@@ -87,12 +87,14 @@ class WorkingGroup:
         or after a failure of the driver, the arrays are at home: the device reaches them over the
         bus, or managed memory by page faults. In a WorkingSet, a group with access='write' that is
         used at home waits for the copies home first. In a stream that captures a graph, the graph
-        copies the group at each launch; in a ManagedWorkingSet, the group is at home there.
+        copies the group at each launch, if its half of the budget has room; the first use in a
+        capture waits for the copies of the set. In a ManagedWorkingSet the group is at home there.
 
         Raises RuntimeError for a closed set, stream or buffer, a removed group, while the host
         writes the group, and while it reads a group that the use writes; ValueError for another
-        access; CUDAError if that wait fails. Driver: cuStreamWaitEvent, cuMemcpyAsync, or for
-        managed memory cuMemPrefetchAsync.
+        access; CUDAError if that wait fails. Driver: cuStreamWaitEvent, cuMemcpyAsync, in a capture
+        cuGraphAddMemcpyNode, cuStreamUpdateCaptureDependencies, cuUserObjectCreate and
+        cuStreamSynchronize, or for managed memory cuMemPrefetchAsync.
         """
         return WorkingUse(self, stream, self._writes(access))
 

@@ -112,10 +112,10 @@ def offload(
     size. Before the forward and the backward call of a submodule, its parameters are copied to
     frames on the device, ahead of the call where the order of calls is known, and for the time of
     the call their tensors point there. Streams wait for each other; no call waits for the device,
-    and there is no thread. What a call or the optimizer writes is copied home afterwards. A use
-    that no call announces reads the home over the bus. If everything fits in the budget, everything
-    is on the device from the start, without hooks of modules. A model that is dropped without
-    remove() is freed as a plain one.
+    except the first one in a captured graph, and there is no thread. What a call or the optimizer
+    writes is copied home afterwards. A use that no call announces reads the home over the bus. If
+    everything fits in the budget, everything is on the device from the start, without hooks of
+    modules. A model that is dropped without remove() is freed as a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.

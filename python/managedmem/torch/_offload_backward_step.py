@@ -36,14 +36,18 @@ _OLDER = (
     "step_in_backward=True each pass is a step of its own: call optimizer.step() and "
     "optimizer.zero_grad() between passes, and do not accumulate gradients"
 )
-_GRAPH = "create_graph=True needs the parameters as they are: offload without step_in_backward=True"
+_GRAPH = (
+    "create_graph=True makes a graph that needs the parameters of this pass, and "
+    "step_in_backward=True changes them in it: offload without step_in_backward=True"
+)
 _CLOSURE = (
     "step() takes no closure with step_in_backward=True: the backward pass in it has stepped "
     "already. Call loss.backward(), and step() without arguments"
 )
 _OPTIONS = (
-    "param_groups changed between the backward pass, which has stepped with what they were, and "
-    "step(): with step_in_backward=True set the learning rate and the like before the pass"
+    "{!r} of a group changed between the backward pass and step(), from {!r} to {!r}, and the pass "
+    "has stepped with the old value: with step_in_backward=True set options before the pass, or "
+    "after step()"
 )
 _SCALER = (
     "GradScaler looks at all gradients before the step, and with step_in_backward=True the "
@@ -266,8 +270,8 @@ class BackwardStep(SplitStep):
         if "grad_scaler" in named or getattr(self.optimizer, "found_inf", None) is not None:
             raise RuntimeError(_SCALER)
         with self.lock:
-            if self.came and self.partial is not None and self.partial.is_old():
-                raise RuntimeError(_OPTIONS)
+            if self.came and self.partial is not None and (found := self.partial.changed()):
+                raise RuntimeError(_OPTIONS.format(*found))
             self._end_round()
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
         if all(p.grad is None for p in every):
@@ -329,12 +333,11 @@ class _Unwrapped(_Hook):
     """Looks for DistributedDataParallel around the call of the model."""
 
     def __call__(self, module: nn.Module, arguments: object) -> None:
+        if torch.compiler.is_compiling():  # which such a call is not
+            return
         step = self.step()
         if step is not None and step.active and _active():
             raise RuntimeError(_PARALLEL)
-
-
-vars(_Unwrapped.__call__)["_torchdynamo_disable"] = True
 
 
 def _active() -> object:

@@ -28,14 +28,14 @@ class PartialStep:
         self.parameters = [list(group["params"]) for group in self.groups]
         self.group_of = {id(p): i for i, every in enumerate(self.parameters) for p in every}
 
-    def is_old(self) -> bool:
-        """True if options of the groups are others than those of the step."""
-        pairs = zip(self.groups, self.options, strict=True)
-        return any(
-            group.get(name) is not value and group.get(name) != value
-            for group, options in pairs
-            for name, value in options.items()
-        )
+    def changed(self) -> tuple[str, Any, Any] | None:
+        """An option of a group that is not that of the step any more: name, old and new value."""
+        for group, options in zip(self.groups, self.options, strict=True):
+            for name, old in options.items():
+                new = group.get(name)
+                if new is not old and (isinstance(new, Tensor) or new != old):
+                    return name, old, new
+        return None
 
     def run(self, chosen: list[Tensor], staged: Staged | None = None) -> None:
         """Step these parameters, with what is staged for them."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 
 from managedmem.torch._targets import find_tensors
 
-MOST_RING = 256 << 20  # bytes of scratch; a larger one makes no copy faster
+MOST_RING = 256 << 20  # bytes of scratch; the rest of the budget keeps state on the device
 
 
 def state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:

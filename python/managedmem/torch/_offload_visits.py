@@ -22,7 +22,7 @@ from managedmem.torch._offload_ring import Region, Ring
 from managedmem.torch._offload_shares import state_of
 
 VISITORS = 3  # one part comes, one is updated, one goes
-LEAST_SLICE = 4 << 20  # bytes; a copy of less does not reach the speed of the link
+LEAST_SLICE = 4 << 20  # bytes; smaller slices cost more calls for each byte
 _ROWS = 4096  # elements, by which slices begin
 
 
