@@ -72,6 +72,10 @@ def test_a_job_compares_with_its_first_contender():
     assert not taken.broken
 
 
+@pytest.mark.filterwarnings(  # of JAX and of Python 3.12, where other tests have left threads
+    "ignore:os.fork.. was called:RuntimeWarning",
+    "ignore:This process .* is multi-threaded:DeprecationWarning",
+)
 class TestProcesses:
     def test_what_a_process_finds_comes_back(self):
         assert process.in_fork(lambda: {"pid": os.getpid()})["pid"] != os.getpid()
