@@ -18,7 +18,7 @@ static struct {
     graph_kernel kernels[KERNELS];
     size_t count;
     size_t at_home; /* uses that got no frame */
-    uint32_t number; /* of the graph, in uses */
+    uint32_t frames[PARTS]; /* the numbers of the latest ones, in uses */
     CUgraph graph;
     CUgraphExec executable;
 } captured;
@@ -57,14 +57,14 @@ acquire_captured(uint32_t part, bool writes, CUstream stream)
 {
     const mm_part_use use = mm_frames_acquire(model.frames, part, writes, stream);
 
-    captured.number = use.address != 0 ? use.graph : captured.number;
+    captured.frames[part] = use.address != 0 ? use.frame : captured.frames[part];
     return use.address;
 }
 
 static inline mm_part_use
 graph_use(uint32_t part)
 {
-    return (mm_part_use){.part = part, .graph = captured.number};
+    return (mm_part_use){.part = part, .frame = captured.frames[part]};
 }
 
 static inline CUdeviceptr

@@ -247,7 +247,7 @@ a_use_may_end_after_its_graph(void)
     begin_captured(stream);
     CHECK(begin_use(0, false, stream) != 0);
     left = graph_use(0);
-    CHECK(left.graph != late.graph);
+    CHECK(left.frame != late.frame);
     CHECK_OK(mm_frames_release(model.frames, late, true, false, model.streams[1], &st), &st);
     CHECK_EQUAL(report().failures, 1); /* its write is lost */
     model.faults = true;

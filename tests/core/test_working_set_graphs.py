@@ -248,6 +248,28 @@ def test_an_array_that_outlives_its_graph_ends_no_other_use(graph, stream, in_us
         working.remove(group)
 
 
+def test_an_end_elsewhere_takes_no_frame_from_a_later_use(graph, alloc, results, stream):
+    """Its frame has no work that others could follow, so that a later use gets another one."""
+    result = alloc(SIZE)
+    with WorkingSet(8 * SIZE, Device(0)) as working, Stream() as other:
+        group, *rest = add_groups(working)
+        with graph.capture(stream):
+            first, second = group.use(stream=stream), group.use(stream=stream)
+            first.close(stream=other)
+            with group.use(stream=stream) as use:
+                source = use.arrays[0].handle
+                second.close()
+                for each in rest:
+                    with each.use(stream=stream) as one:
+                        assert one.arrays[0].handle != source
+                del one
+                copy(result.handle, source, stream.handle)
+        graph.launch(stream)
+        assert contents(result) == pattern(SIZE, 0)
+        del use, first, second
+        graph.destroy()
+
+
 def test_a_use_that_ends_behind_its_graph_writes_no_frame_home(graph, stream):
     with WorkingSet(2 * SIZE, Device(0)) as working:
         group, other, *_ = add_groups(working, "write")

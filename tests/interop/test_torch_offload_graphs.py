@@ -75,23 +75,61 @@ def test_a_replay_sees_weights_that_were_written_at_home():
         assert torch.equal(captured(inputs(1)), reference(inputs(1)))
 
 
-def test_a_captured_use_inside_of_a_plain_one_has_a_frame_of_its_own(stream):
-    """The tensors point to the plain frame again when it is over."""
+def framed_part(size=4096):
+    """A set of frames, a part in it, and the tensor of the part."""
     device = Device(0)
-    size = 4096
     place = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     slab = _managedmem._Slab(device.device_id, size, True)
     tensor = of_frames.Span(slab, 0, size).tensor(place)
     frames = _managedmem._Frames(device.device_id, 4 * size, False)
-    part = of_frames.FramedPart(frames, slab, 0, [tensor.untyped_storage()], [tensor], False, False)
+    storages = [tensor.untyped_storage()]
+    return frames, of_frames.FramedPart(frames, slab, 0, storages, [tensor], True, False), tensor
+
+
+def test_a_captured_use_inside_of_a_plain_one_has_a_frame_of_its_own(stream):
+    """The tensors point to the frame of the latest use that is open."""
+    frames, part, tensor = framed_part()
     home = tensor.data_ptr()
-    assert part.acquire(None, False)
-    plain = tensor.data_ptr()
+    outer = part.acquire(None, False)
     with capturing(stream):
-        assert part.acquire(stream.handle, False)
-        assert tensor.data_ptr() not in (plain, home)
-        part.release(stream.handle, False)
-        assert tensor.data_ptr() == plain
-    part.release(None, False)
+        inner = part.acquire(stream.handle, False)
+        assert [tensor.data_ptr(), outer.address != inner.address] == [inner.address, True]
+        assert not part.release(inner, stream.handle, False)
+        assert tensor.data_ptr() == outer.address
+        inner = part.acquire(stream.handle, False)
+        part.release(outer, None, False)  # not the latest one
+        assert tensor.data_ptr() == inner.address
+        part.release(inner, stream.handle, False)
     assert tensor.data_ptr() == home
     frames.remove([part.number])  # it is in no use
+
+
+def test_a_write_goes_home_from_the_frame_that_has_it(stream):
+    frames, part, tensor = framed_part()
+    outer = part.acquire(None, True)
+    tensor.add_(1)
+    with capturing(stream):
+        inner = part.acquire(stream.handle, False)
+        assert not part.release(inner, stream.handle, False)  # it read
+    assert part.release(outer, None, False)
+    again = part.acquire(None, False)
+    assert not part.release(again, None, False)  # what it read was home
+    frames.remove([part.number])
+
+
+def test_an_exception_behind_the_begin_of_a_use_ends_it(monkeypatch):
+    frames, part, tensor = framed_part()
+    home = tensor.data_ptr()
+    point = part._point_to
+
+    def fail(start):
+        point(start)
+        if start != home:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(part, "_point_to", fail)
+    with pytest.raises(ZeroDivisionError):
+        part.acquire(None, False)
+    monkeypatch.undo()
+    assert part.uses == [] and tensor.data_ptr() == home
+    frames.remove([part.number])

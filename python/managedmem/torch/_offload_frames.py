@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -83,6 +84,15 @@ def _pointer_of(storage: torch.UntypedStorage) -> ctypes.c_uint64:
 # --- a part -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class FrameUse:
+    """A use of a part in a frame. Uses in the same frame are equal."""
+
+    part: FramedPart
+    number: int
+    address: int
+
+
 class FramedPart:
     """A part with its home, in a set of frames. Safe from every thread."""
 
@@ -105,63 +115,70 @@ class FramedPart:
         # Tensors that were made in inference mode count no writes.
         self.tensors = [t for t in tensors if not t.is_inference()]
         self.number = frames.add(self.start, self.nbytes, "write" if is_written else "read")
-        self.uses: list[tuple[int, int]] = []  # open ones: their numbers and addresses
+        self.uses: list[FrameUse] = []  # open ones, the latest one last
+        self.written: set[int] = set()  # the numbers of uses whose frames were written
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
-        self.is_written = False  # by a use that is over, while others go on
         self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
         self.writes = self._count_writes()
 
-    def acquire(self, stream: int | None, writes: bool) -> bool:
-        """Let the tensors point to a frame for work on the stream; False if they stay at home.
+    def acquire(self, stream: int | None, writes: bool) -> FrameUse | None:
+        """Let the tensors point to a frame for work on the stream; None if they stay at home.
 
-        release() must follow True.
+        release() of what this returns must follow.
         """
         with self.lock:
             if not self.uses and self._count_writes() != self.writes:
                 self.note_writes(stream)
         held: list[int] = []  # changed in calls of the engine, between which signals come
-        counted = False
+        use = None
         try:
             (address,) = self.frames.acquire([self.number], writes, stream or 0, held)
             if address == 0:
-                return False
+                return None
+            use = FrameUse(self, held[0], address)
             with self.lock:
-                self.uses.append((held[0], address))
-                counted = True
+                self._note_counted()
+                self.uses.append(use)
                 self._point_to(address)
         except BaseException:
-            self._end(counted)
+            self._remove(use)
             self.frames.release(held, False, stream or 0, False)
             raise
-        return True
+        return use
 
-    def release(self, stream: int | None, written: bool) -> bool:
+    def release(self, use: FrameUse, stream: int | None, written: bool) -> bool:
         """End a use; True if the part is on its way home, for which settle() waits.
 
         If the driver refuses, the part stays in its frame.
         """
         with self.lock:
-            counted = self._count_writes() != self.writes
-            self.is_written = self.is_written or written or self.is_unwatched or counted
-            use = self.uses[-1]
-            sends = self.is_written and self.uses.count(use) == 1  # a graph has its own frame
-            held = [use[0]]
+            self._note_counted()
+            if written or self.is_unwatched:
+                self.written.add(use.number)
+            sends = use.number in self.written and self.uses.count(use) == 1
+            held = [use.number]
             try:
                 self.frames.release(held, sends, stream or 0, False)
             finally:
                 if not held:  # also if a signal came behind it
-                    if sends and len(self.uses) == 1:
-                        self.is_written = False
-                        self.writes = self._count_writes()
-                    self._end(True)
+                    if sends:
+                        self.written.discard(use.number)
+                    self._remove(use)
         return sends
 
-    def _end(self, counted: bool) -> None:
+    def _note_counted(self) -> None:
+        """What torch has counted since was written in the frame to which the tensors point."""
+        counted = self._count_writes()
+        if self.uses and counted != self.writes:
+            self.written.add(self.uses[-1].number)
+            self.writes = counted
+
+    def _remove(self, use: FrameUse | None) -> None:
+        """Forget a use, if it is known; the tensors point to the frame of the latest other one."""
         with self.lock:
-            if counted:
-                self.uses.pop()
-            self._point_to(self.uses[-1][1] if self.uses else self.start)
+            self.uses = [each for each in self.uses if each is not use]
+            self._point_to(self.uses[-1].address if self.uses else self.start)
 
     def note_writes(self, stream: int | None) -> None:
         """The work on the stream may have written the tensors at home."""

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames
-from managedmem.torch._offload_frames import FramedPart
+from managedmem.torch._offload_frames import FramedPart, FrameUse
 from managedmem.torch._offload_operators import (
     BEGIN,
     END,
@@ -74,32 +74,28 @@ _BREAKS = (
 
 @dataclass(slots=True, eq=False)
 class _Use:
-    """Groups that are acquired on a stream for one call."""
+    """Parts that are acquired on a stream for one call."""
 
     site: Site
     stream: int | None
     backward: bool
-    groups: tuple[FramedPart, ...]
+    held: tuple[FrameUse, ...]
 
     def end(self) -> None:
-        """Release the groups."""
-        for group in self.groups:
-            end_use(group, self.stream)
+        """Release the parts."""
+        for use in self.held:
+            end_use(use, self.stream)
 
 
-def begin_use(part: FramedPart, stream: int | None, writes: bool = False) -> bool:
-    """Acquire a part; False if its memory is used at home, over the bus."""
-    return part.acquire(stream, writes)
-
-
-def end_use(part: FramedPart, stream: int | None, written: bool = False) -> None:
+def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:
     """Release a part, which a refusal of the driver does not prevent.
 
     What reads it at home follows its way there, but for uses that are known to write: their caller
     settles them together.
     """
+    part = use.part
     with contextlib.suppress(CUDAError):
-        if part.release(stream, written) and not (written or part.is_settled_later):
+        if part.release(use, stream, written) and not (written or part.is_settled_later):
             part.frames.settle(stream or 0)
 
 
@@ -390,7 +386,7 @@ class Announcer:
 
     def _acquire(self, site: Site, backward: bool) -> _Use:
         stream = self.target.stream()
-        acquired: list[FramedPart] = []
+        held: list[FrameUse] = []
         try:
             for part in site.parts:
                 self.versions.check(part)
@@ -399,16 +395,16 @@ class Announcer:
                     continue
                 group = self.groups.get(id(part))
                 self.at_home += group is None
-                on_device = group is not None and begin_use(group, stream)
+                use = None if group is None else group.acquire(stream, writes=False)
+                if use is not None:
+                    held.append(use)
                 if self.watch is not None:
-                    self.watch.used(part, backward, on_device)
-                if group is not None and on_device:
-                    acquired.append(group)
+                    self.watch.used(part, backward, use is not None)
         except BaseException:
-            for group in acquired:
-                end_use(group, stream)
+            for use in held:
+                end_use(use, stream)
             raise
-        return _Use(site, stream, backward, tuple(acquired))
+        return _Use(site, stream, backward, tuple(held))
 
     def leave(self, site: Site) -> None:
         """Release what a forward call of the site acquired."""

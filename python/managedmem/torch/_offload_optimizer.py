@@ -25,7 +25,7 @@ from managedmem._managedmem import _Slab
 from managedmem.torch._moving import _blocks, _fill, _on, _swap
 from managedmem.torch._offload_frames import Span
 from managedmem.torch._offload_gradients import GradientHome
-from managedmem.torch._offload_hooks import begin_use, end_use
+from managedmem.torch._offload_hooks import end_use
 from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring
@@ -396,8 +396,8 @@ class SplitStep:
             for part in turn.parts:
                 if part.group is not None and self.active:  # a collection may have called remove()
                     stream = part.target.stream()
-                    if begin_use(part.group, stream, writes=True):
-                        uses.callback(end_use, part.group, stream, written=True)
+                    if (use := part.group.acquire(stream, writes=True)) is not None:
+                        uses.callback(end_use, use, stream, written=True)
             for stay in turn.stays:
                 visit = visits.begin(stay)
                 staged = None if stay.cut is None else Staged({}, {}, stay.cut)

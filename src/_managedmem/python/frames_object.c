@@ -231,19 +231,19 @@ frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     return kept;
 }
 
-/* The number of a part, or of a use if `graph` is given: that of the part, and in the upper half that
- * of the graph. */
+/* The number of a part, or of a use if `frame` is given: that of the part, and in the upper half that
+ * of its frame in a graph. */
 static int
-read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *graph)
+read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *frame)
 {
     uint32_t count;
     size_t number;
 
-    if (mm_read_size(value, graph != NULL ? "use" : "part", &number) < 0) {
+    if (mm_read_size(value, frame != NULL ? "use" : "part", &number) < 0) {
         return -1;
     }
-    if (graph != NULL) {
-        *graph = (uint32_t)((uint64_t)number >> 32);
+    if (frame != NULL) {
+        *frame = (uint32_t)((uint64_t)number >> 32);
         number &= UINT32_MAX;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -258,9 +258,9 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *graph)
 }
 
 /* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. Those of
- * uses if `graphs` is given, which is then a part of the result. */
+ * uses if `in_graphs` is given, which is then a part of the result. */
 static uint32_t *
-read_part_numbers(PyObject *op, PyObject *value, uint32_t **graphs, Py_ssize_t *count)
+read_part_numbers(PyObject *op, PyObject *value, uint32_t **in_graphs, Py_ssize_t *count)
 {
     PyObject *given = PySequence_Tuple(value);
     uint32_t *parts = NULL;
@@ -272,12 +272,12 @@ read_part_numbers(PyObject *op, PyObject *value, uint32_t **graphs, Py_ssize_t *
     parts = PyMem_Calloc(2 * (size_t)*count + 1, sizeof *parts);
     if (parts == NULL) {
         (void)PyErr_NoMemory();
-    } else if (graphs != NULL) {
-        *graphs = parts + *count;
+    } else if (in_graphs != NULL) {
+        *in_graphs = parts + *count;
     }
     for (Py_ssize_t i = 0; parts != NULL && i < *count; i++) {
-        uint32_t *graph = graphs != NULL ? &(*graphs)[i] : NULL;
-        if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i], graph) < 0) {
+        uint32_t *frame = in_graphs != NULL ? &(*in_graphs)[i] : NULL;
+        if (read_part_number(op, PyTuple_GetItem(given, i), &parts[i], frame) < 0) {
             PyMem_Free(parts);
             parts = NULL;
         }
@@ -335,7 +335,7 @@ list_acquired(const mm_part_use *uses, Py_ssize_t count, PyObject *held)
 
     for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
         const mm_part_use *use = &uses[i];
-        const unsigned long long both = (unsigned long long)use->graph << 32 | use->part;
+        const unsigned long long both = (unsigned long long)use->frame << 32 | use->part;
         PyObject *address = PyLong_FromUnsignedLongLong(use->address);
         PyObject *number = use->address != 0 ? PyLong_FromUnsignedLongLong(both) : NULL;
         if (address == NULL || PyTuple_SetItem(found, i, address) < 0
@@ -428,14 +428,14 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_ssize_t count = 0, done = 0;
     PyObject *argv[ARGC];
     mm_stream_use stream;
-    uint32_t *parts, *graphs = NULL;
+    uint32_t *parts, *in_graphs = NULL;
     mm_status st;
     int rc = 0;
 
     if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
         || mm_read_flag(state, argv[WRITTEN], "written", &written) < 0
         || mm_read_flag(state, argv[GOES_ON], "goes_on", &goes_on) < 0
-        || (parts = read_part_numbers(op, argv[HELD], &graphs, &count)) == NULL) {
+        || (parts = read_part_numbers(op, argv[HELD], &in_graphs, &count)) == NULL) {
         return NULL;
     }
     if (mm_stream_read_and_enter(state, argv[STREAM], &stream) < 0) {
@@ -444,7 +444,7 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     Py_BEGIN_ALLOW_THREADS
     while (rc == 0 && done < count) {
-        const mm_part_use use = {.part = parts[done], .graph = graphs[done]};
+        const mm_part_use use = {.part = parts[done], .frame = in_graphs[done]};
         rc = mm_frames_release(frames, use, written, goes_on, stream.handle, &st);
         done += rc == 0;
     }

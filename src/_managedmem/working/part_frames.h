@@ -78,7 +78,7 @@ bool mm_frames_have(mm_frames *f, uint32_t part);
 /* A use of a part. */
 typedef struct {
     uint32_t part;
-    uint32_t graph; /* the number of the graph that it was captured into, or 0 */
+    uint32_t frame; /* the number of the frame in a graph that it was captured into, or 0 */
     CUdeviceptr address; /* 0: at home */
 } mm_part_use;
 

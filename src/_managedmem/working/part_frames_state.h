@@ -63,7 +63,7 @@ struct mm_frames {
     size_t place_capacity, part_capacity;
     uint32_t count;
     frame_capture *captures; /* whose graphs live, as far as is known */
-    uint32_t graphs; /* the number of the latest one */
+    uint32_t ring_frames; /* the number of their latest frame */
     size_t ring; /* bytes behind the room of the placement, which belong to these graphs */
     mm_use_clock clock;
     unsigned rounds; /* under way */

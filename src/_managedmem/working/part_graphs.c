@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     uint32_t part; /* MM_NO_PART once it was removed */
     size_t offset, bytes;
-    CUstream stream; /* of the use that brought it */
+    uint32_t number; /* in uses */
     CUgraphNode copy; /* NULL for scratch */
     unsigned held;
     bool is_lost; /* a use ended behind the capture, or a call failed: nothing follows it here */
@@ -35,7 +35,6 @@ struct frame_capture {
     atomic_bool is_gone; /* the graph */
     mm_slab *slab;
     cuuint64_t id;
-    uint32_t number; /* of the graph, in uses */
     bool is_blind; /* a call failed: no more copies */
     node_list behind; /* the nodes that the next copy is behind */
     ring_frame *frames;
@@ -439,17 +438,17 @@ fill_frame(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *fr
 
 /* The address in a frame, or 0 without room; *rc: -1 after a failure. */
 static CUdeviceptr
-take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t number, int *rc,
-           mm_status *st)
+take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t number, uint32_t *frame,
+           int *rc, mm_status *st)
 {
     ring_frame *open = find_open(c, number);
-    ring_frame made = {
-        .part = number, .bytes = f->places[number].bytes, .stream = v->stream, .held = 1};
+    ring_frame made = {.part = number, .bytes = f->places[number].bytes, .held = 1};
     node_list copied = {open != NULL ? &open->copy : NULL, 1, 1};
 
     if (open != NULL) {
         *rc = open->copy == NULL ? 0 : follow_nodes(f, v, &copied, st);
         open->held += *rc == 0;
+        *frame = open->number;
         return *rc == 0 ? f->slab->start + open->offset : 0;
     }
     c->frames = mm_grow(c->frames, &c->capacity, c->count + 1, sizeof *c->frames, st);
@@ -459,6 +458,8 @@ take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t numbe
     }
     *rc = fill_frame(f, c, v, &made, st);
     made.is_lost = *rc < 0;
+    made.number = ++f->ring_frames != 0 ? f->ring_frames : ++f->ring_frames;
+    *frame = made.number;
     remove_frames(c, made.offset, made.bytes);
     c->frames[c->count++] = made;
     c->next_offset = mm_place_end(made.offset, made.bytes);
@@ -564,7 +565,6 @@ open_capture(mm_frames *f, const capture_view *v, mm_status *st)
     }
     mm_frames_lock(f);
     made->next = f->captures;
-    made->number = ++f->graphs != 0 ? f->graphs : ++f->graphs;
     f->captures = made;
     mm_frames_unlock(f);
     if (open_ring(f, st) < 0) {
@@ -591,8 +591,7 @@ capture_entered(mm_frames *f, uint32_t number, capture_view *v, mm_status *st)
         mm_frames_lock(f);
         c = find_capture(f, v->id);
         if (c != NULL && f->parts[number].is_live) {
-            use.address = take_frame(f, c, v, number, &rc, st);
-            use.graph = c->number;
+            use.address = take_frame(f, c, v, number, &use.frame, &rc, st);
         }
         mm_frames_unlock(f);
     }
@@ -674,20 +673,22 @@ end_use(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame
 static ring_frame *
 find_used(const mm_frames *f, mm_part_use use, frame_capture **capture)
 {
-    frame_capture *c = f->captures;
-
-    while (c != NULL && c->number != use.graph) {
-        c = c->next;
+    for (frame_capture *c = f->captures; c != NULL; c = c->next) {
+        for (size_t i = 0; i < c->count && !atomic_load(&c->is_gone); i++) {
+            if (c->frames[i].number == use.frame && c->frames[i].part == use.part) {
+                *capture = c;
+                return &c->frames[i];
+            }
+        }
     }
-    *capture = c;
-    return c != NULL && !atomic_load(&c->is_gone) ? find_open(c, use.part) : NULL;
+    return NULL;
 }
 
 /* Ends a use in its capture; false behind that. */
 static bool
 end_in_capture(mm_frames *f, mm_part_use use, bool written, bool goes_on, mm_device_stream stream)
 {
-    frame_capture *c;
+    frame_capture *c = NULL;
     ring_frame *open;
     capture_view v;
     mm_scope scope;
@@ -711,14 +712,14 @@ void
 mm_frames_end_captured(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                        mm_device_stream stream)
 {
-    frame_capture *c;
+    frame_capture *ignored = NULL;
     ring_frame *open;
 
     if (end_in_capture(f, use, written, goes_on, stream)) {
         return;
     }
     mm_frames_lock(f);
-    open = find_used(f, use, &c);
+    open = find_used(f, use, &ignored);
     if (open != NULL) { /* no node can be added any more */
         open->is_lost = !goes_on;
     }

@@ -430,7 +430,7 @@ mm_frames_release(mm_frames *f, mm_part_use use, bool written, bool goes_on, CUs
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    if (use.graph != 0) {
+    if (use.frame != 0) {
         mm_frames_end_captured(f, use, written, goes_on, ordered);
     } else {
         rc = release_entered(f, use.part, written, goes_on, ordered, st);
