@@ -304,6 +304,16 @@ class TestTheOptimizer:
         pair.check()
 
 
+def in_place(optimizer):
+    optimizer.param_groups[0]["lr"].fill_(0.5)
+
+
+def replace(optimizer):
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = torch.tensor(0.5)
+    optimizer.load_state_dict(state)
+
+
 class TestRefusals:
     def test_options_that_change_behind_the_pass(self, on):
         pair = Pair(on)
@@ -316,6 +326,18 @@ class TestRefusals:
         for _, optimizer in pair.sides:
             optimizer.step()
             optimizer.zero_grad()
+        for change in (in_place, replace):
+            pair = Pair(on, optimizer=lambda p: make(p, lr=torch.tensor(0.01), foreach=False))
+            pair.step()
+            pair.optimizer.param_groups[0]["betas"] = [0.9, 0.999]  # no change
+            pair.step()
+            pair.backward()
+            change(pair.optimizer)
+            with pytest.raises(
+                RuntimeError, match=r"'lr' of a group changed .* from tensor\(0\.01"
+            ):
+                pair.optimizer.step()
+        pair = Pair(on)
         for seed, rate in enumerate([0.5, 0.1]):  # before the pass
             for _, optimizer in pair.sides:
                 optimizer.param_groups[0]["lr"] = rate
@@ -468,6 +490,22 @@ class Late(Ring):
     def followed(self):
         self.arrive()
         super().followed()
+
+
+def test_copies_in_wait_for_the_copies_home(monkeypatch):
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            waits.append((self.name, other.name))
+
+    waits = []
+    ring = Ring(Pair("cpu").handle._lanes[0].target, 64)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("current"))
+    ring.inward, ring.outward = Stream("inward"), Stream("outward")
+    ring.follow_home()
+    assert waits == [("current", "outward"), ("inward", "current")]
 
 
 class Twice(nn.Module):

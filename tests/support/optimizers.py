@@ -31,7 +31,7 @@ FLAGS = [
 
 
 def make(parameters, name="AdamW", **flags):
-    return getattr(torch.optim, KINDS.get(name, name))(parameters, **OPTIMIZERS[name], **flags)
+    return getattr(torch.optim, KINDS.get(name, name))(parameters, **{**OPTIMIZERS[name], **flags})
 
 
 def skip_without_kernels(on, name, flags):

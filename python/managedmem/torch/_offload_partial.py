@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, optim
 
 _OWN = ("step", "param_groups", "state")  # what the other optimizer has instead
@@ -25,16 +26,19 @@ class PartialStep:
         self.step: Callable[..., Any] = step if hooks else getattr(step, "__wrapped__", step)
         self.groups = list(optimizer.param_groups)
         self.options = [{k: v for k, v in g.items() if k != "params"} for g in self.groups]
+        self.seen = [_seen(options) for options in self.options]
         self.parameters = [list(group["params"]) for group in self.groups]
         self.group_of = {id(p): i for i, every in enumerate(self.parameters) for p in every}
 
-    def changed(self) -> tuple[str, Any, Any] | None:
-        """An option of a group that is not that of the step any more: name, old and new value."""
-        for group, options in zip(self.groups, self.options, strict=True):
-            for name, old in options.items():
-                new = group.get(name)
-                if new is not old and (isinstance(new, Tensor) or new != old):
-                    return name, old, new
+    def changed(self) -> tuple[str, object, object] | None:
+        """An option that is not that of the step any more: its name, old and new value."""
+        groups = self.optimizer.param_groups
+        if len(groups) < len(self.seen):
+            return "param_groups", len(self.seen), len(groups)
+        for group, seen in zip(groups, self.seen, strict=False):  # later ones are new
+            for name, old in seen.items():
+                if not _is_same(group.get(name), old):
+                    return name, old.value, group.get(name)
         return None
 
     def run(self, chosen: list[Tensor], staged: Staged | None = None) -> None:
@@ -59,6 +63,7 @@ class PartialStep:
             for i, group in zip(used, own.param_groups, strict=True):
                 _write_back(self.groups[i], self.options[i], group, ("params",))
                 self.options[i] = {k: v for k, v in group.items() if k != "params"}
+                self.seen[i] = _seen(self.options[i])
             if state is not None:
                 state.write_back()
 
@@ -153,3 +158,36 @@ def _write_back(
     for name in before:
         if name not in after:
             public.pop(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An option as it was; tensors may be written in place."""
+
+    option: object
+    value: object
+    version: int | None
+
+
+def _seen(options: Mapping[str, object]) -> dict[str, _Seen]:
+    return {
+        name: _Seen(value, value.detach().clone(), value._version)
+        if isinstance(value, Tensor)
+        else _Seen(value, value, None)
+        for name, value in options.items()
+    }
+
+
+def _is_same(option: Any, seen: _Seen) -> bool:
+    """False also for what cannot be compared."""
+    version = option._version if isinstance(option, Tensor) else None
+    if option is seen.option and version == seen.version:
+        return True
+    old: Any = seen.value
+    try:
+        if isinstance(option, Tensor) or isinstance(old, Tensor):
+            return bool((torch.as_tensor(option) == torch.as_tensor(old)).all())
+        sequences = isinstance(option, (list, tuple)) and isinstance(old, (list, tuple))
+        return list(option) == list(old) if sequences else bool(option == old)
+    except (RuntimeError, TypeError, ValueError):
+        return False
