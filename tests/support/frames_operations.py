@@ -18,6 +18,7 @@ AT_HOME = frozenset(
         "cuMemHostUnregister",
         "cuMemcpyAsync",
         "cuStreamDestroy",
+        "cuStreamGetCaptureInfo",  # of a stream that did not say whether it captures
         "cuStreamGetId",
         "cuStreamWaitEvent",
     }
