@@ -165,10 +165,15 @@ class Weights:
     def resident(self, meter: Meter) -> Measured:
         return self.measured(meter, self.made())
 
-    def ours(self, meter: Meter, prepare: Callable[[Any], Any] = lambda model: model) -> Measured:
+    def ours(
+        self,
+        meter: Meter,
+        prepare: Callable[[Any], Any] = lambda model: model,
+        read_only: bool = False,
+    ) -> Measured:
         model = self.place.to_cpu(prepare(self.made()))
         begin = time.perf_counter_ns()
-        handle = ours.offload(model, "cuda:0", budget=self.limit(model))
+        handle = ours.offload(model, "cuda:0", budget=self.limit(model), read_only=read_only)
         self.place.wait()
         started = float(time.perf_counter_ns() - begin)
         found = self.measured(meter, model)

@@ -53,6 +53,7 @@ from managedmem.torch._offload_places import (
 from managedmem.torch._offload_plan import Part, Plan, make_plan
 from managedmem.torch._offload_room import bytes_of_budget, check_room
 from managedmem.torch._offload_shares import Share
+from managedmem.torch._offload_slices import SlicedPart
 from managedmem.torch._offload_visits import StepPart
 from managedmem.torch._tensors import Found
 
@@ -99,9 +100,10 @@ def offload(
         Where these are kept: "device", "frames" (loaded for each use) or "home" (read over the
         bus). Others are placed as handle.explain() says.
     read_only : bool
-        True promises that nothing writes a parameter while the module is offloaded: after a write
-        that torch has counted, the next call of its submodule raises RuntimeError, and remove()
-        warns with UserWarning; both name the parameter. Not together with an optimizer.
+        True promises that nothing writes a parameter while the module is offloaded: frames then
+        keep what they have from one call to the next, such as the experts that are used most. After
+        a write that torch has counted, the next call of its submodule raises RuntimeError, and
+        remove() warns with UserWarning; both name the parameter. Not together with an optimizer.
     step_in_backward : bool
         True steps each part of the parameters in the backward pass, once its gradients are
         complete, and frees these. optimizer.step() must follow each pass; it steps what is left.
@@ -111,7 +113,8 @@ def offload(
     What does not stay on the device has its home in page-locked memory of the host, of exactly its
     size. Before the forward and the backward call of a submodule, its parameters are copied to
     frames on the device, ahead of the call where the order of calls is known, and for the time of
-    the call their tensors point there. Streams wait for each other; no call waits for the device,
+    the call their tensors point there. Of experts in one parameter, a call loads the slices that it
+    indexes. Streams wait for each other; no call waits for the device,
     except the first one in a captured graph, and there is no thread. What a call or the optimizer
     writes is copied home afterwards. A use that no call announces reads the home over the bus. If
     everything fits in the budget, everything is on the device from the start, without hooks of
@@ -191,7 +194,7 @@ class _Lane:
             self.share = Share(optimizer, [t for _, t in found], total, budget)
             room = self.share.for_parameters()
             written = {id(p) for p in self.share.trained}
-        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, asked)
+        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, asked, read_only)
         self.moved: list[Moved] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
@@ -199,7 +202,9 @@ class _Lane:
         self.frames = self._make_frames()
         self.versions = Versions()
         self.places = Places(model, optimizer is not None)
-        self.announcer = Announcer(target, self.groups, self.frames, self.versions, self.places)
+        self.announcer = Announcer(
+            target, self.groups, self.frames, self.versions, self.places, read_only
+        )
         self.model = weakref.ref(model)
         self.final: dict[str, int] | None = None
         self.last_error: str | None = None
@@ -226,6 +231,7 @@ class _Lane:
             if self.read_only:
                 self.versions.watch(part)
         self.target.wait()  # other streams use it too
+        self.announcer.start()
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
         model = self.model()
@@ -241,6 +247,8 @@ class _Lane:
                 self.groups[id(part)] = FramedPart(
                     self.frames, slab, offset, storages, tensors, part.written, part.is_unwatched
                 )
+            elif part.use == "slices" and part.place == "home":
+                self.announcer.add_slices(part, slab, offset)
             offset += part.nbytes
 
     def watch(self, watch: Watch, name: str) -> None:
@@ -277,7 +285,11 @@ class _Lane:
             with contextlib.suppress(CUDAError):
                 self.frames.settle(self.target.stream() or 0)
         self.target.wait()
-        for part in self.groups.values():
+        framed: list[FramedPart | SlicedPart] = [
+            *self.groups.values(),
+            *self.announcer.sliced.values(),
+        ]
+        for part in framed:
             part.go_home(self.target.place)
         if self.final is None:
             self.final = self.numbers()
@@ -288,6 +300,7 @@ class _Lane:
         """Drop the references to the memory of the parts."""
         self.plan = Plan([], [], [])
         self.groups.clear()
+        self.announcer.sliced.clear()
         self.steps.clear()
         self.moved.clear()
         self.versions.forget()

@@ -12,10 +12,13 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 MIB = 1 << 20
 TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
 IN_TRANSIT = 64 * MIB  # loads under way, where parts are small
+SLICES = 4  # the frames of slices: two are used, of two parameters, while two are loaded
 
 TOO_LARGE = "larger than the frames"
 EVERYTHING = "everything fits"
 SMALL_PART = "small"
+ROOM_LEFT = "the budget has room left"
+LOADED_SLICES = "the slices that a call names are loaded for it"
 
 Place: TypeAlias = Literal["device", "frames", "home"]
 Use: TypeAlias = Literal["whole", "rows", "slices"]
@@ -28,6 +31,7 @@ class Choosable(Protocol):
     asked: Place | None  # by the caller
     place: Place
     reason: str
+    slice_nbytes: int  # of a slice that can be loaded alone, or 0
 
     @property
     def nbytes(self) -> int: ...
@@ -36,13 +40,14 @@ class Choosable(Protocol):
 _Part = TypeVar("_Part", bound=Choosable)
 
 
-def choose_places(parts: list[_Part], budget: int) -> int:
+def choose_places(parts: list[_Part], budget: int, keeps_slices: bool = False) -> int:
     """Give each part a place within the budget; return the bytes of frames.
 
     The parts come in the order of the model. Those that are asked for come first, then the small
     ones. Of those that calls need as a whole, as many stay as the frames leave room for, evenly
     along the model, so that the link always has something to load. Parts of which a call needs
-    little stay at home if no room is left: a kernel then reads just that.
+    little stay at home if no room is left: a kernel then reads just that. Slices that can be loaded
+    have frames, which are large if they keep what they have from one call to the next.
     """
     room = budget
     fits = sum(part.nbytes for part in parts) <= room
@@ -62,6 +67,8 @@ def choose_places(parts: list[_Part], budget: int) -> int:
     free = _without(free, small)
     streamed = [p for p in parts if p.asked == "frames"]
     whole = [part for part in free if part.use == "whole"]
+    slices = _frames_for_slices(free, room)
+    room -= slices
     large, frames = _largest_that_stay(whole, streamed, room)
     room -= frames + _put(large, "device", "frames for it would take twice its bytes")
     even = _spread(_without(whole, large), room)
@@ -69,18 +76,26 @@ def choose_places(parts: list[_Part], budget: int) -> int:
     streamed += _without(_without(whole, large), even)
     _put([p for p in streamed if p.nbytes <= frames], "frames", "loaded for each use")
     _put([p for p in streamed if p.nbytes > frames], "home", TOO_LARGE)
-    for use, reason in _LITTLE.items():
+    if slices:
+        loaded = [part for part in free if part.slice_nbytes]
+        extra = min(room, sum(part.nbytes for part in loaded) - slices) if keeps_slices else 0
+        slices, room = slices + extra, room - extra
+        kept = _spread(loaded, room)
+        room -= _put(kept, "device", ROOM_LEFT)
+        _put(_without(loaded, kept), "home", LOADED_SLICES)
+        free = _without(free, loaded)
+    for use in ("slices", "rows"):
         little = [part for part in free if part.use == use]
         kept = _spread(little, room)
-        room -= _put(kept, "device", "the budget has room left")
-        _put(_without(little, kept), "home", reason)
-    return frames
+        room -= _put(kept, "device", ROOM_LEFT)
+        _put(_without(little, kept), "home", f"a call reads a few of its {use} over the bus")
+    return frames + slices
 
 
-_LITTLE: dict[Use, str] = {
-    "slices": "a call reads a few of its slices over the bus",
-    "rows": "a call reads a few of its rows over the bus",
-}
+def _frames_for_slices(parts: list[_Part], room: int) -> int:
+    """The bytes of frames for slices that are loaded one by one; 0 if that is much of the room."""
+    wanted = SLICES * max((part.slice_nbytes for part in parts), default=0)
+    return wanted if wanted <= room // 4 else 0
 
 
 def _put(parts: Iterable[_Part], place: Place, reason: str) -> int:

@@ -49,7 +49,8 @@ class Coverage(NamedTuple):
     that were announced, so that the part could be loaded; `made` are these and others that were
     noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus:
     the bytes of the part for each call that was not announced or that the budget had no room for,
-    and the rows that embeddings looked up.
+    the rows that embeddings looked up, and of experts in one parameter the slices that had no
+    frame, or all of them for an operation on the whole parameter.
     """
 
     seen: int
@@ -65,7 +66,8 @@ class _Tally:
     part: Part
     announcer: weakref.ref[Announcer]  # which refers to the tallies
     is_acquired: bool  # by the calls of a module
-    is_lookup: bool = False  # which is used over the bus on purpose
+    is_lookup: bool = False  # a few rows of it are read over the bus, on purpose
+    is_read_at_home: bool = False  # in backward passes at least
     seen: int = 0
     backward: int = 0  # of these
     missed: int = 0
@@ -129,6 +131,7 @@ class Watch:
     def add(self, part: Part, name: str, announcer: Announcer, is_acquired: bool) -> None:
         """Count the calls of a part."""
         tally = self._tallies[id(part)] = _Tally(name, part, weakref.ref(announcer), is_acquired)
+        tally.is_read_at_home = part.use == "slices" and part.place == "home"
         for piece in (piece for block in part.blocks for piece in block.pieces):
             self.places.setdefault(piece.storage.data_ptr(), []).append(tally)
 
@@ -189,6 +192,13 @@ class Watch:
                 tally.seen += 1
                 tally.backward += backward
                 tally.bus_bytes += 0 if on_device else part.nbytes
+
+    def read_at_home(self, part: Part, nbytes: int) -> None:
+        """Count bytes that an announced call reads over the bus."""
+        with self._lock:
+            tally = self._tallies.get(id(part))
+            if tally is not None:
+                tally.bus_bytes += nbytes
 
     def looked_up(self, tally: _Tally, nbytes: int) -> None:
         """Count a call that read some rows of a part."""
@@ -266,7 +276,7 @@ class Watch:
                 return
             for key, tally in self._tallies.items():
                 before = ended.backward[key] if ended.alone else 0
-                if tally.is_lookup or tally.backward > before:
+                if tally.is_lookup or tally.is_read_at_home or tally.backward > before:
                     continue
                 now = tally.gradients()
                 pairs = zip(now, ended.gradients[key], strict=True)

@@ -202,3 +202,15 @@ class FramedPart:
     def _point_to(self, start: int) -> None:
         for pointer, offset in self.pointers:
             pointer.value = start + offset
+
+
+def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:
+    """Release a part, which a refusal of the driver does not prevent.
+
+    What reads it at home follows its way there, but for uses that are known to write: their caller
+    settles them together.
+    """
+    part = use.part
+    with contextlib.suppress(CUDAError):
+        if part.release(use, stream, written) and not (written or part.is_settled_later):
+            part.frames.settle(stream or 0)

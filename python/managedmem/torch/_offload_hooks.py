@@ -23,8 +23,9 @@ from torch.nn.utils import stateless
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
-from managedmem._managedmem import _Frames
-from managedmem.torch._offload_frames import FramedPart, FrameUse
+from managedmem._managedmem import _Frames, _Slab
+from managedmem.torch._offload_choice import LOADED_SLICES
+from managedmem.torch._offload_frames import FramedPart, FrameUse, end_use
 from managedmem.torch._offload_operators import (
     BEGIN,
     END,
@@ -39,6 +40,7 @@ from managedmem.torch._offload_operators import (
 from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part, Site
+from managedmem.torch._offload_slices import SlicedPart, SliceUses
 
 if TYPE_CHECKING:
     from managedmem.torch._offload_coverage import Watch
@@ -80,23 +82,14 @@ class _Use:
     stream: int | None
     backward: bool
     held: tuple[FrameUse, ...]
+    slices: SliceUses | None = None
 
     def end(self) -> None:
         """Release the parts."""
         for use in self.held:
             end_use(use, self.stream)
-
-
-def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:
-    """Release a part, which a refusal of the driver does not prevent.
-
-    What reads it at home follows its way there, but for uses that are known to write: their caller
-    settles them together.
-    """
-    part = use.part
-    with contextlib.suppress(CUDAError):
-        if part.release(use, stream, written) and not (written or part.is_settled_later):
-            part.frames.settle(stream or 0)
+        if self.slices is not None:
+            self.slices.end()
 
 
 class _Uses:
@@ -274,7 +267,7 @@ class Places:
         self._owners.clear()
 
     def _places(self, site: Site) -> Iterator[_Place]:
-        for part in site.parts:
+        for part in (*site.parts, *site.sliced):
             yield from self._parts.get(id(part), ())
 
 
@@ -288,13 +281,16 @@ class Announcer:
         frames: _Frames | None,
         versions: Versions,
         places: Places,
+        is_read_only: bool,
     ) -> None:
         self.target = target
         self.place = target.place
         self.groups = groups  # by the id of a part
+        self.sliced: dict[int, SlicedPart] = {}  # the same
         self.frames = frames
         self.versions = versions
         self.places = places
+        self.is_read_only = is_read_only
         self.active = True
         self.watch: Watch | None = None
         # Uses of parts that have no frames; threads may lose some.
@@ -320,14 +316,19 @@ class Announcer:
         after = model.register_forward_hook(_RoundEnd(self), always_call=True)
         return [before, after]
 
+    def start(self) -> None:
+        """Begin a round that lasts where nothing is written: frames keep what they have."""
+        if self.is_read_only and self.frames is not None:
+            self.frames.begin_round(self.target.stream() or 0)
+
     def begin_round(self) -> None:
         """Let parts be loaded ahead, with what is at home by now."""
-        if self.frames is not None:
+        if self.frames is not None and not self.is_read_only:
             with contextlib.suppress(CUDAError):
                 self.frames.begin_round(self.target.stream() or 0)
 
     def end_round(self) -> None:
-        if self.frames is not None:
+        if self.frames is not None and not self.is_read_only:
             self.frames.end_round()
 
     def begin_compiled_round(self) -> None:
@@ -352,8 +353,11 @@ class Announcer:
         for uses in everyone:
             uses.end_all()
 
-    def enter(self, site: Site, backward: bool = False) -> None:
-        """Acquire the groups of a site on the current stream."""
+    def enter(self, site: Site, backward: bool = False, in_python: bool = False) -> None:
+        """Acquire the groups of a site on the current stream.
+
+        Slices are loaded in calls that run `in_python`, because compiled code names none.
+        """
         uses = self._uses()
         left: list[Site] = []
         # A call that is open here but does not contain this one ended by an exception that
@@ -372,7 +376,9 @@ class Announcer:
             if uses.open and uses.open[-1].backward and uses.open[-1].site is site:
                 return
         try:
-            uses.open.append(self._acquire(site, backward))
+            uses.open.append(self._acquire(site, backward, in_python))
+            if in_python and site.sliced:
+                self._show_slices(uses.open[-1])
         except BaseException:
             if self.active:
                 raise
@@ -384,7 +390,7 @@ class Announcer:
         else:
             self.places.check_places(site)
 
-    def _acquire(self, site: Site, backward: bool) -> _Use:
+    def _acquire(self, site: Site, backward: bool, in_python: bool) -> _Use:
         stream = self.target.stream()
         held: list[FrameUse] = []
         try:
@@ -400,11 +406,31 @@ class Announcer:
                     held.append(use)
                 if self.watch is not None:
                     self.watch.used(part, backward, use is not None)
+            for part in site.sliced:
+                self.versions.check(part)
+                if self.watch is not None:
+                    self.watch.used(part, backward, in_python)
         except BaseException:
             for use in held:
                 end_use(use, stream)
             raise
         return _Use(site, stream, backward, tuple(held))
+
+    def add_slices(self, part: Part, slab: _Slab, offset: int) -> None:
+        """Let calls load the slices of a part that they name."""
+        frames = self.frames if part.reason == LOADED_SLICES else None
+        self.sliced[id(part)] = SlicedPart(part, frames, slab, offset, self.place, self._call_with)
+
+    def _call_with(self, sliced: SlicedPart) -> SliceUses | None:
+        """The innermost call of this thread that shows the stand-in."""
+        open_calls = (use.slices for use in reversed(self._uses().open))
+        return next((c for c in open_calls if c is not None and sliced in c.parts), None)
+
+    def _show_slices(self, use: _Use) -> None:
+        """Let the module of a call show its sliced parameters by stand-ins."""
+        parts = [self.sliced[id(part)] for part in use.site.sliced if id(part) in self.sliced]
+        use.slices = SliceUses(parts, self.target, self.watch)
+        use.slices.show()
 
     def leave(self, site: Site) -> None:
         """Release what a forward call of the site acquired."""
@@ -417,7 +443,8 @@ class Announcer:
 
     def holds(self, part: Part) -> bool:
         """True if this thread is in an announced call that uses the part."""
-        return any(part in use.site.parts for use in self._uses().open)
+        sites = [use.site for use in self._uses().open]
+        return any(part in site.parts or part in site.sliced for site in sites)
 
     def _uses(self) -> _Uses:
         try:
@@ -479,7 +506,7 @@ class _RoundBegin(_Hook):
             if torch.compiler.is_dynamo_compiling():
                 self.traced(BEGIN, None)
             else:
-                _untraced(_begin)(self.announcer, None)
+                _untraced(_begin)(self.announcer, None, False)
 
 
 class _RoundEnd(_Hook):
@@ -499,7 +526,8 @@ class _Before(_Hook):
                 return
             if "_is_replica" in vars(module):
                 raise RuntimeError(_REPLICAS)
-            _untraced(_begin)(self.announcer, self.site)
+            in_python = _compiling is None or _compiling() is None
+            _untraced(_begin)(self.announcer, self.site, in_python)
 
 
 class _After(_Hook):
@@ -540,7 +568,7 @@ class _Reached:
 def _apart(announcer: Announcer, site: Site | None, event: int, value: object) -> None:
     """Announce from Python: torch.compile leaves this call to it, between two graphs."""
     if event in (BEGIN, ENTER):
-        _untraced(_begin)(announcer, site)
+        _untraced(_begin)(announcer, site, False)
     else:
         _untraced(_end)(announcer, site, value)
 
@@ -551,12 +579,12 @@ vars(_apart)["_torchdynamo_disable_msg"] = _BREAKS
 
 
 # Few functions, and none that is bound: torch.compile makes guards for each, and they are kept.
-def _begin(announcer: Announcer, site: Site | None) -> None:
+def _begin(announcer: Announcer, site: Site | None, in_python: bool) -> None:
     if site is None:
         announcer.end_compiled_round()
         announcer.begin_round()
     else:
-        announcer.enter(site)
+        announcer.enter(site, in_python=in_python)
 
 
 def _end(announcer: Announcer, site: Site | None, output: object) -> None:
@@ -564,9 +592,8 @@ def _end(announcer: Announcer, site: Site | None, output: object) -> None:
         announcer.end_round()
         return
     announcer.leave(site)
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or not site.parts:
         return
-
     reached = _Reached(announcer, site)
     for node in nodes_of(output):
         node.register_prehook(reached)

@@ -23,9 +23,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from managedmem import CUDAError
 from managedmem._managedmem import _Slab
 from managedmem.torch._moving import _blocks, _fill, _on, _swap
-from managedmem.torch._offload_frames import Span
+from managedmem.torch._offload_frames import Span, end_use
 from managedmem.torch._offload_gradients import GradientHome
-from managedmem.torch._offload_hooks import end_use
 from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring

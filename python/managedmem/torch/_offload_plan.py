@@ -25,12 +25,13 @@ from managedmem.torch._offload_choice import (
     choose_places,
 )
 from managedmem.torch._offload_compiled import is_compiled
-from managedmem.torch._offload_places import size_of
+from managedmem.torch._offload_places import ALIGNMENT, size_of
 from managedmem.torch._targets import join_name
 
 SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
 LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
 _MANY = 4  # slices of a parameter of experts
+LEAST_SLICE = MIB // 4  # bytes; a load of less costs more than its way over the bus
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # Their calls use the parameters of submodules without calling those.
 _WHOLES = (nn.MultiheadAttention,)
@@ -51,9 +52,11 @@ class Part:
     asked: Place | None = None
     place: Place = "frames"
     reason: str = ""
-    is_unwatched: bool = (
-        False  # code of its modules may write it in a way that torch does not count
-    )
+    # Code of its modules may write it in a way that torch does not count.
+    is_unwatched: bool = False
+    # The modules that have it as a parameter of slices, by which names.
+    owners: list[tuple[nn.Module, str]] = field(default_factory=list)
+    slice_nbytes: int = 0  # of a slice that can be loaded alone
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +70,7 @@ class Site:
 
     module: nn.Module
     parts: list[Part] = field(default_factory=list)
+    sliced: list[Part] = field(default_factory=list)  # parts of which they name slices
     around: frozenset[int] = frozenset()  # the ids of the modules that contain it, and its own
 
 
@@ -92,6 +96,7 @@ def make_plan(
     budget: int,
     chosen: dict[int, str],
     asked: dict[int, Place],
+    is_read_only: bool,
 ) -> Plan:
     """Cut the model into parts for a budget of bytes.
 
@@ -99,7 +104,7 @@ def make_plan(
     modules that the caller wants as parts, and `asked` the places, by id, that it wants for
     tensors.
     """
-    return _Cutter(model, blocks, written, budget, chosen, asked).plan()
+    return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only)
 
 
 class _Cutter:
@@ -124,7 +129,7 @@ class _Cutter:
         self.small = min(SMALL, self.large)
         self.block_of = blocks_of_tensors(blocks)
         self.owned = self._owned()
-        self.experts = {id(p) for module in model.modules() for p in _expert_weights(module)}
+        self.experts = _expert_weights(model)
         self.seen: set[int] = set()
         self.unwatched: set[int] = set()  # modules whose parts calls may write through `.data`
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
@@ -143,7 +148,7 @@ class _Cutter:
                     found.setdefault(id(module), []).append(block)
         return found
 
-    def plan(self) -> Plan:
+    def plan(self, is_read_only: bool) -> Plan:
         self._cut(self.model, "", None)
         parts: dict[int, list[Part]] = {}  # by the id of a block
         streamed: list[Part] = []
@@ -154,6 +159,8 @@ class _Cutter:
             for mine, use, asked in self._together(kept):
                 part = Part(self.names[key], mine, self._is_written(mine[0]), use, asked)
                 part.is_unwatched = key in self.unwatched
+                if use == "slices":
+                    self._describe_slices(part)
                 streamed.append(part)
                 for block in mine:
                     parts.setdefault(id(block), []).append(part)
@@ -161,7 +168,8 @@ class _Cutter:
         for part in streamed:
             if part.use == "whole" and id(part) not in announced:
                 part.use = "rows"
-        frames = choose_places(streamed, max(0, self.budget - sum(map(size_of, buffers))))
+        room = max(0, self.budget - sum(map(size_of, buffers)))
+        frames = choose_places(streamed, room, keeps_slices=is_read_only)
         resident = [part for part in streamed if part.place == "device"]
         if buffers:
             everything = Part("buffers", buffers, True, place="device", reason=SMALL_PART)
@@ -169,6 +177,7 @@ class _Cutter:
         streamed = [part for part in streamed if part.place != "device"]
         # Where some are streamed, the calls of others are announced too, so that all are counted.
         called = [p for p in streamed + resident if p.use == "whole" and p.reason not in _UNHOOKED]
+        called += [part for part in streamed if part.use == "slices"]
         return Plan(self._sites(parts, called), streamed, resident, frames)
 
     def _together(self, blocks: list[_Block]) -> list[tuple[list[_Block], Use, Place | None]]:
@@ -192,6 +201,15 @@ class _Cutter:
     def _has_slices(self, block: _Block) -> bool:
         """True for the weights of experts in one parameter: calls use those that a router names."""
         return any(id(t) in self.experts for piece in block.pieces for t in piece.tensors)
+
+    def _describe_slices(self, part: Part) -> None:
+        tensors = [t for piece in part.blocks[0].pieces for t in piece.tensors]
+        part.owners = [owner for tensor in tensors for owner in self.experts.get(id(tensor), [])]
+        if len(tensors) == 1 and tensors[0].is_contiguous() and not part.is_unwatched:
+            nbytes = tensors[0].nbytes // tensors[0].shape[0]
+            # In a frame a slice has the alignment that it has at home: kernels may depend on that.
+            if nbytes >= LEAST_SLICE and nbytes % ALIGNMENT == 0:
+                part.slice_nbytes = nbytes
 
     # --- which module is a part -----------------------------------------------------------
 
@@ -272,20 +290,29 @@ class _Cutter:
                         continue
                     site = sites.get(id(root))
                     if site is None:
-                        site = sites[id(root)] = Site(root, [], around[id(root)])
-                    if part not in site.parts:
-                        site.parts.append(part)
+                        site = sites[id(root)] = Site(root, around=around[id(root)])
+                    mine = (
+                        site.parts if part.place == "frames" or part.use == "whole" else site.sliced
+                    )
+                    if part not in mine:
+                        mine.append(part)
         return list(sites.values())
 
 
-def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters with a slice for each of many experts, of which a call uses a few."""
-    count = getattr(module, "num_experts", 0)
-    for parameter in module._parameters.values():
-        if parameter is None or parameter.dim() != 3 or not isinstance(count, int):
-            continue
-        if parameter.shape[0] == count >= _MANY:
-            yield parameter
+def _expert_weights(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """The owners of parameters with a slice for each of many experts, of which a call uses a few.
+
+    By the id of the parameter.
+    """
+    found: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        count = getattr(module, "num_experts", 0)
+        for key, parameter in module._parameters.items():
+            if parameter is None or parameter.dim() != 3 or not isinstance(count, int):
+                continue
+            if parameter.shape[0] == count >= _MANY:
+                found.setdefault(id(parameter), []).append((module, key))
+    return found
 
 
 @cache
