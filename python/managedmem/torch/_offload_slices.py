@@ -117,10 +117,13 @@ class SlicedPart:
         first, rest = (index[0], index[1:]) if type(index) is tuple and index else (index, ())
         number = self._number_of(first)
         call = self.call_of(self)
-        if number is None or call is None or self._is_recorded():
+        if number is None or call is None:
             return None
-        found = call.load(self, number)
-        return found[rest] if found is not None and rest else found
+        found = None if self._is_recorded() else call.load(self, number)
+        if found is None:
+            call.read_slice(self)
+            found = self.parameter[number]
+        return found[rest] if rest else found
 
     def used_as_a_whole(self) -> None:
         """An operation reads or writes the parameter at home."""
@@ -205,7 +208,6 @@ class SliceUses:
                 raise
             found = None
         if found is None:
-            self._count(sliced, sliced.part.nbytes // sliced.parameter.shape[0])
             return None
         tensor, part = found
         held = self.held.get(sliced)
@@ -214,12 +216,16 @@ class SliceUses:
         self._let_go(sliced)
         use = part.acquire(stream, writes=False)
         if use is None:
-            self._count(sliced, sliced.part.slice_nbytes)
+            self.read_slice(sliced)
         else:
             self.held[sliced] = number, use, stream
         if not self.is_open:  # ended by another thread meanwhile
             self._let_go(sliced)
         return tensor
+
+    def read_slice(self, sliced: SlicedPart) -> None:
+        """A slice is read at home."""
+        self._count(sliced, sliced.part.nbytes // sliced.parameter.shape[0])
 
     def read_all(self, sliced: SlicedPart) -> None:
         """The parameter is read or written at home, where slices in use must be too."""
