@@ -113,8 +113,8 @@ def offload(
     What does not stay on the device has its home in page-locked memory of the host, of exactly its
     size. Before the forward and the backward call of a submodule, its parameters are copied to
     frames on the device, ahead of the call where the order of calls is known, and for the time of
-    the call their tensors point there. Of experts in one parameter, a call loads the slices that it
-    indexes. Streams wait for each other; no call waits for the device,
+    the call their tensors point there. Of experts in one parameter, a call without gradients loads
+    the slices that it indexes. Streams wait for each other; no call waits for the device,
     except the first one in a captured graph, and there is no thread. What a call or the optimizer
     writes is copied home afterwards. A use that no call announces reads the home over the bus. If
     everything fits in the budget, everything is on the device from the start, without hooks of

@@ -50,7 +50,7 @@ class Coverage(NamedTuple):
     noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus:
     the bytes of the part for each call that was not announced or that the budget had no room for,
     the rows that embeddings looked up, and of experts in one parameter the slices that had no
-    frame, or all of them for an operation on the whole parameter.
+    frame, or all of them for a call that named none.
     """
 
     seen: int

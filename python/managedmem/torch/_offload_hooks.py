@@ -422,12 +422,12 @@ class Announcer:
         self.sliced[id(part)] = SlicedPart(part, frames, slab, offset, self.place, self._call_with)
 
     def _call_with(self, sliced: SlicedPart) -> SliceUses | None:
-        """The innermost call of this thread that shows the stand-in."""
+        """The innermost call of this thread that may name slices of the part."""
         open_calls = (use.slices for use in reversed(self._uses().open))
         return next((c for c in open_calls if c is not None and sliced in c.parts), None)
 
     def _show_slices(self, use: _Use) -> None:
-        """Let the module of a call show its sliced parameters by stand-ins."""
+        """Let a call name slices of its parameters."""
         parts = [self.sliced[id(part)] for part in use.site.sliced if id(part) in self.sliced]
         use.slices = SliceUses(parts, self.target, self.watch)
         use.slices.show()
@@ -439,6 +439,8 @@ class Announcer:
             if use.site is site and not use.backward:
                 while len(uses.open) > i:
                     uses.end_last()
+                if use.slices is not None:
+                    use.slices.check()
                 return
 
     def holds(self, part: Part) -> bool:

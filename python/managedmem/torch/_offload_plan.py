@@ -5,6 +5,7 @@ Decides which modules announce their calls, and which memory belongs to each. Kn
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -54,8 +55,6 @@ class Part:
     reason: str = ""
     # Code of its modules may write it in a way that torch does not count.
     is_unwatched: bool = False
-    # The modules that have it as a parameter of slices, by which names.
-    owners: list[tuple[nn.Module, str]] = field(default_factory=list)
     slice_nbytes: int = 0  # of a slice that can be loaded alone
 
     @property
@@ -129,7 +128,7 @@ class _Cutter:
         self.small = min(SMALL, self.large)
         self.block_of = blocks_of_tensors(blocks)
         self.owned = self._owned()
-        self.experts = _expert_weights(model)
+        self.experts = {id(p) for module in model.modules() for p in _expert_weights(module)}
         self.seen: set[int] = set()
         self.unwatched: set[int] = set()  # modules whose parts calls may write through `.data`
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
@@ -204,8 +203,9 @@ class _Cutter:
 
     def _describe_slices(self, part: Part) -> None:
         tensors = [t for piece in part.blocks[0].pieces for t in piece.tensors]
-        part.owners = [owner for tensor in tensors for owner in self.experts.get(id(tensor), [])]
-        if len(tensors) == 1 and tensors[0].is_contiguous() and not part.is_unwatched:
+        if part.is_unwatched or len(tensors) != 1 or type(tensors[0]) is not nn.Parameter:
+            return
+        if tensors[0].is_contiguous() and not tensors[0].is_inference():
             nbytes = tensors[0].nbytes // tensors[0].shape[0]
             # In a frame a slice has the alignment that it has at home: kernels may depend on that.
             if nbytes >= LEAST_SLICE and nbytes % ALIGNMENT == 0:
@@ -299,20 +299,13 @@ class _Cutter:
         return list(sites.values())
 
 
-def _expert_weights(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """The owners of parameters with a slice for each of many experts, of which a call uses a few.
-
-    By the id of the parameter.
-    """
-    found: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        count = getattr(module, "num_experts", 0)
-        for key, parameter in module._parameters.items():
-            if parameter is None or parameter.dim() != 3 or not isinstance(count, int):
-                continue
-            if parameter.shape[0] == count >= _MANY:
-                found.setdefault(id(parameter), []).append((module, key))
-    return found
+def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters with a slice for each of many experts, of which a call uses a few."""
+    cubes = [p for p in module._parameters.values() if p is not None and p.dim() == 3]
+    with contextlib.suppress(Exception):  # of a property
+        count = getattr(module, "num_experts", 0) if cubes else 0
+        if isinstance(count, int) and count >= _MANY:
+            yield from (parameter for parameter in cubes if parameter.shape[0] == count)
 
 
 @cache

@@ -1,19 +1,18 @@
 """Weights of many experts in one parameter: each call loads the slices that it names.
 
-While a call of their module runs, the module shows a stand-in in place of the parameter. A number
-as its index gives a tensor of that slice, which is a part of its own in the frames. Every other
-operation gets the parameter, which the device reads at home, over the bus.
+While a call of their module runs in Python without gradients, the parameter is of another class: a
+number as its index gives a tensor of that slice, which is a part of its own in the frames. All else
+uses the parameter as it is, which the device reads at home, over the bus.
 """
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._offload_frames import FramedPart, FrameUse, Span, end_use
@@ -24,52 +23,38 @@ if TYPE_CHECKING:
     from managedmem.torch._offload_coverage import Watch
 
 _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # torch takes uint8 for a mask
-# They read no contents.
-_QUESTIONS = frozenset(
-    {"__get__", "__len__", "data_ptr", "dim", "element_size", "get_device", "is_contiguous"}
-    | {"is_floating_point", "ndimension", "nelement", "numel", "size", "storage_offset", "stride"}
+_WRITTEN = (
+    "{name!r} was written in a call that used slices of it on the device: the write is kept, but "
+    "other uses in the call may not have seen it. Call remove(), and offload the module with "
+    "places={{{name!r}: 'home'}}"
 )
+_shown: dict[int, SlicedPart] = {}  # by the id of the parameter
 
 
-class StandIn(Tensor):
-    """Stands for a parameter in its module."""
+class SlicedParameter(nn.Parameter):
+    """The class of a parameter during a call that may name its slices."""
 
-    _is_param = True  # so that it is an instance of Parameter
-    sliced: SlicedPart
+    def __getitem__(self, index: Any) -> Any:
+        sliced = _shown.get(id(self))
+        found = None if sliced is None else sliced.named(index)
+        return super().__getitem__(index) if found is None else found
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
-    ) -> object:
-        first = args[0] if args else None
-        if isinstance(first, StandIn) and func is Tensor.__getitem__:
-            named = first.sliced.named(args[1])
-            if named is not None:
-                return named
-        if func.__name__ not in _QUESTIONS:
-            for value in args:
-                if isinstance(value, StandIn):
-                    value.sliced.used_as_a_whole()
-        named_arguments = {name: _plain(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_plain, args), **named_arguments)
-
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return copy.deepcopy(self.sliced.parameter, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.sliced.parameter.__reduce_ex__(protocol)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "sliced":
-            raise AttributeError(name)
-        return getattr(self.sliced.parameter, name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) not in memo:
+            data = self.data.clone(memory_format=torch.preserve_format)
+            memo[id(self)] = nn.Parameter(data, self.requires_grad)
+        copied: nn.Parameter = memo[id(self)]
+        return copied
 
 
-def _plain(value: Any) -> Any:
-    """The parameter in place of its stand-in."""
-    if isinstance(value, StandIn):
-        return value.sliced.parameter
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A slice in use, and the counts of writes at its beginning."""
+
+    number: int
+    use: FrameUse
+    stream: int | None
+    writes: tuple[int, int]  # of the slice, of the parameter
 
 
 class SlicedPart:
@@ -84,95 +69,85 @@ class SlicedPart:
         place: torch.device,
         call_of: Callable[[SlicedPart], SliceUses | None],
     ) -> None:
+        piece = part.blocks[0].pieces[0]
         self.part = part
-        self.parameter = part.blocks[0].pieces[0].tensors[0]
-        self.frames = frames if part.slice_nbytes else None
-        self.slab = slab
-        self.offset = offset
-        self.place = place
+        self.parameter = piece.tensors[0]
+        self.name = piece.names[0] if piece.names else part.name
         self.call_of = call_of  # in the present thread
-        self.shown = [0] * 0  # an entry for each call that shows the stand-in
-        self.slices: dict[int, tuple[Tensor, FramedPart]] = {}
-        self.writes = self._count_writes()
-        self.lock = threading.RLock()  # a collection may end uses in it
-        self.stand_in = self.parameter.detach().as_subclass(StandIn)
-        self.stand_in.sliced = self
+        self.shown: list[None] = []  # one for each call that shows them
+        self.slices: list[tuple[Tensor, FramedPart]] = []
+        if frames is not None and part.slice_nbytes:
+            for number in range(self.parameter.shape[0]):
+                start = offset + number * part.slice_nbytes
+                self.slices.append(self._make(frames, slab, start, place))
+        self.place = self._place()
+        self.writes = self.count_writes() if self.slices else 0
 
-    def show(self) -> None:
-        """Let the modules show the stand-in, unless they have another parameter by now."""
-        self.shown.append(0)
-        for module, key in self.part.owners:
-            if module._parameters.get(key) is self.parameter:
-                vars(module)[key] = self.stand_in
-
-    def hide(self) -> None:
-        """End what show() began. Another thread may still show it, or use the parameter."""
-        self.shown.pop()
-        for module, key in self.part.owners if not self.shown else ():
-            if vars(module).get(key) is self.stand_in:
-                vars(module).pop(key, None)
-
-    def named(self, index: Any) -> Tensor | None:
-        """What an index gives if it begins with the number of a slice, and None for others."""
-        first, rest = (index[0], index[1:]) if type(index) is tuple and index else (index, ())
-        number = self._number_of(first)
-        call = self.call_of(self)
-        if number is None or call is None:
-            return None
-        found = None if self._is_recorded() else call.load(self, number)
-        if found is None:
-            call.read_slice(self)
-            found = self.parameter[number]
-        return found[rest] if rest else found
-
-    def used_as_a_whole(self) -> None:
-        """An operation reads or writes the parameter at home."""
-        call = self.call_of(self)
-        if call is not None:
-            call.read_all(self)
-
-    def slice(self, number: int, stream: int | None) -> tuple[Tensor, FramedPart] | None:
-        """A slice for work on the stream; None if slices have no frames."""
-        if self.frames is None:
-            return None
-        with self.lock:
-            if self._count_writes() != self.writes:
-                self.writes = self._count_writes()
-                for _, part in self.slices.values():
-                    part.note_writes(stream)
-            if number not in self.slices:
-                self.slices[number] = self._make(self.frames, number)
-            return self.slices[number]
-
-    def _make(self, frames: _Frames, number: int) -> tuple[Tensor, FramedPart]:
-        start = self.offset + number * self.part.slice_nbytes
-        with torch.inference_mode(False), torch.no_grad():
-            flat = Span(self.slab, start, self.part.slice_nbytes).tensor(self.place)
-            tensor = flat.view(self.parameter.dtype).view(self.parameter.shape[1:])
+    def _make(
+        self, frames: _Frames, slab: _Slab, start: int, place: torch.device
+    ) -> tuple[Tensor, FramedPart]:
+        flat = Span(slab, start, self.part.slice_nbytes).tensor(place)
+        tensor = flat.view(self.parameter.dtype).view(self.parameter.shape[1:])
         storages = [tensor.untyped_storage()]
         written = self.part.written
-        part = FramedPart(frames, self.slab, start, storages, [tensor], written, False)
-        return tensor, part
+        return tensor, FramedPart(frames, slab, start, storages, [tensor], written, False)
+
+    def _place(self) -> tuple[object, ...]:
+        """Where the parameter is: to() and assignments to `data` change it."""
+        p = self.parameter
+        return p.data_ptr(), p.dtype, p.shape, p.stride()
+
+    def show(self) -> None:
+        """Let the parameter be of the class that looks at its indices."""
+        self.shown.append(None)
+        _shown[id(self.parameter)] = self
+        if type(self.parameter) is nn.Parameter:
+            self.parameter.__class__ = SlicedParameter
+
+    def hide(self) -> None:
+        """End what show() began, with the last call."""
+        self.shown.pop()
+        if not self.shown:
+            _shown.pop(id(self.parameter), None)
+            if type(self.parameter) is SlicedParameter:
+                self.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+
+    def named(self, index: object) -> Tensor | None:
+        """The slice of a number, if it can be loaded; None for other indices."""
+        number = self._number_of(index)
+        call = None if number is None else self.call_of(self)
+        if number is None or call is None:
+            return None
+        if not self.slices or torch.is_grad_enabled() or self._place() != self.place:
+            call.read_slice(self)
+            return None
+        return call.load(self, number)
+
+    def follow_writes(self, stream: int | None) -> None:
+        """Forget copies from before a write of the parameter at home."""
+        if self.count_writes() != self.writes:
+            self.writes = self.count_writes()
+            for _, part in self.slices:
+                part.note_writes(stream)
 
     def go_home(self, place: torch.device) -> None:
         """Let all slices point home, as FramedPart.go_home()."""
-        for _, part in self.slices.values():
+        for _, part in self.slices:
             part.go_home(place)
+
+    def count_writes(self) -> int:
+        """The count of torch."""
+        return self.parameter._version
 
     def _number_of(self, index: object) -> int | None:
         if type(index) is Tensor and index.dim() == 0 and index.dtype in _NUMBERS:
+            if torch._C._functorch.is_functorch_wrapped_tensor(index):
+                return None
             index = int(index)
         count = self.parameter.shape[0]
         if type(index) is not int or not -count <= index < count:
             return None
         return index % count
-
-    def _is_recorded(self) -> bool:
-        """True if a backward pass may ask for the gradient of the parameter."""
-        return torch.is_grad_enabled() and self.parameter.requires_grad
-
-    def _count_writes(self) -> int:
-        return 0 if self.parameter.is_inference() else self.parameter._version
 
 
 class SliceUses:
@@ -183,7 +158,9 @@ class SliceUses:
         self.target = target
         self.watch = watch
         self.is_open = True
-        self.held: dict[SlicedPart, tuple[int, FrameUse, int | None]] = {}
+        self.held: dict[SlicedPart, _Held] = {}
+        self.named: set[SlicedPart] = set()  # others are used as a whole
+        self.written: SlicedPart | None = None
 
     def show(self) -> None:
         """Begin the call."""
@@ -197,46 +174,56 @@ class SliceUses:
             for sliced in self.parts:
                 self._let_go(sliced)
                 sliced.hide()
+                if sliced not in self.named:
+                    self._count(sliced, sliced.part.nbytes)
 
-    def load(self, sliced: SlicedPart, number: int) -> Tensor | None:
-        """A slice in a frame, or at home if there is no room; None if slices have no frames."""
+    def check(self) -> None:
+        """Raise if a slice in use, or its parameter, was written."""
+        if self.written is not None:
+            name, self.written = self.written.name, None
+            raise RuntimeError(_WRITTEN.format(name=name))
+
+    def load(self, sliced: SlicedPart, number: int) -> Tensor:
+        """A slice in a frame, or at home if there is no room."""
         stream = self.target.stream()
-        try:
-            found = sliced.slice(number, stream)
-        except BaseException:
-            if self.is_open:  # else remove() has closed the frames
-                raise
-            found = None
-        if found is None:
-            return None
-        tensor, part = found
+        tensor, part = sliced.slices[number]
         held = self.held.get(sliced)
-        if held is not None and held[0] == number and held[2] == stream:
-            return tensor
-        self._let_go(sliced)
-        use = part.acquire(stream, writes=False)
-        if use is None:
-            self.read_slice(sliced)
-        else:
-            self.held[sliced] = number, use, stream
-        if not self.is_open:  # ended by another thread meanwhile
+        self.named.add(sliced)
+        if (
+            held is None
+            or held.number != number
+            or held.stream != stream
+            or _was_written(sliced, held)
+        ):
             self._let_go(sliced)
-        return tensor
+            self.check()
+            sliced.follow_writes(stream)
+            writes = tensor._version, sliced.count_writes()
+            use = part.acquire(stream, writes=False)
+            if use is not None:
+                self.held[sliced] = _Held(number, use, stream, writes)
+            else:
+                self.read_slice(sliced)
+            if not self.is_open:  # ended by another thread meanwhile
+                self._let_go(sliced)
+        return tensor.detach()  # its own shape and requires_grad, the same storage
 
     def read_slice(self, sliced: SlicedPart) -> None:
         """A slice is read at home."""
+        self.named.add(sliced)
         self._count(sliced, sliced.part.nbytes // sliced.parameter.shape[0])
-
-    def read_all(self, sliced: SlicedPart) -> None:
-        """The parameter is read or written at home, where slices in use must be too."""
-        self._let_go(sliced)
-        self._count(sliced, sliced.part.nbytes)
 
     def _let_go(self, sliced: SlicedPart) -> None:
         held = self.held.pop(sliced, None)
         if held is not None:
-            end_use(held[1], held[2])
+            if _was_written(sliced, held):
+                self.written = sliced
+            end_use(held.use, held.stream)
 
     def _count(self, sliced: SlicedPart, nbytes: int) -> None:
         if self.watch is not None:
             self.watch.read_at_home(sliced.part, nbytes)
+
+
+def _was_written(sliced: SlicedPart, held: _Held) -> bool:
+    return held.writes != (sliced.slices[held.number][0]._version, sliced.count_writes())
