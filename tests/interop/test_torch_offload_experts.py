@@ -481,11 +481,19 @@ class TestLifetimes:
                 thread.join()
         assert wrong == [] and shows_parameters(model)
 
-    def test_a_dropped_model_is_freed(self, on):
+    @pytest.mark.parametrize("is_interrupted", [False, True])
+    def test_a_dropped_model_is_freed(self, on, is_interrupted):
+        def interrupt(module, arguments):
+            raise KeyboardInterrupt
+
         model = mixture(on)
         handle = mt.offload(model, DEVICE, budget=BUDGET)
         with torch.no_grad():
             model(batch(handle))
+            if is_interrupted:
+                model[-1].experts.register_forward_pre_hook(interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    model(batch(handle))
         parameters = [weakref.ref(p) for p in model.parameters()]
         del model, handle
         gc.collect()
@@ -523,6 +531,7 @@ class TestChoice:
                 if kind is not Touching:  # it reads all of one parameter
                     call = {name: each.bus_bytes for name, each in handle.coverage.items()}
                     home = {part.name: 0 for part in handle.explain() if part.place == "home"}
+                    assert home
                     for part in handle.explain():
                         if part.name in home and part.place == "home":
                             home[part.name] += part.nbytes

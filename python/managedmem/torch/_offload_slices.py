@@ -7,6 +7,7 @@ uses the parameter as it is, which the device reads at home, over the bus.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,8 @@ _WRITTEN = (
     "other uses in the call may not have seen it. Call remove(), and offload the module with "
     "places={{{name!r}: 'home'}}"
 )
-_shown: dict[int, SlicedPart] = {}  # by the id of the parameter
+# By the id of the parameter. Weak, as a call that Ctrl-C has ended may show its slices for long.
+_shown: weakref.WeakValueDictionary[int, SlicedPart] = weakref.WeakValueDictionary()
 
 
 class SlicedParameter(nn.Parameter):
