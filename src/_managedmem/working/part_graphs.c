@@ -57,14 +57,18 @@ typedef struct {
 static int
 add_nodes(node_list *nodes, const CUgraphNode *added, size_t count, mm_status *st)
 {
-    nodes->list =
-        mm_grow(nodes->list, &nodes->capacity, nodes->count + count, sizeof *nodes->list, st);
-    if (nodes->capacity < nodes->count + count) {
-        return -1;
+    size_t needed = nodes->count + count;
+    node_list grown = *nodes;
+
+    grown.list = mm_grow(grown.list, &grown.capacity, needed, sizeof *grown.list, st);
+    *nodes = grown;
+    if (grown.list == NULL || grown.capacity < needed) {
+        return count > 0 ? -1 : 0;
     }
     for (size_t i = 0; i < count; i++) {
-        nodes->list[nodes->count++] = added[i];
+        grown.list[grown.count + i] = added[i];
     }
+    nodes->count = needed;
     return 0;
 }
 
