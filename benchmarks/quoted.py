@@ -12,7 +12,7 @@ nanoseconds (or bytes)::
 A number agrees if it is the value rounded to the written digits. With ``within = 0.1`` it may
 differ by that part of the value. An ``[[elsewhere]]`` entry, with ``page``, ``text`` and
 ``source``, is for numbers that no benchmark measures. In README and in docs/, but not in
-docs/results/, each time and each rate must be in one of the two.
+docs/results/, each time, rate, share and ratio must be in one of the two.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from .report import SCALES, Report
 
 LIST = Path("docs/results/quoted.toml")
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
-# A time or a rate in prose: one number, or two with "to", "or", "and" or a slash between them.
-TIMED = re.compile(rf"{NUMBER}(?:(?: to | or | and | / ){NUMBER})* (?:ns|us|ms|GB/s)\b")
+# A measured number in prose: one, or two with "to", "or", "and" or a slash between them.
+UNITS = r"(?:(?:ns|us|ms|s|GB/s|times)\b|%)"
+MEASURED = re.compile(rf"{NUMBER}(?:(?: to | or | and | / ){NUMBER})* {UNITS}")
 
 
 def words_of(page: Path) -> str:
@@ -75,14 +76,14 @@ def differences(quote: dict[str, Any], words: str, names: dict[str, Any]) -> Ite
 
 
 def not_listed(page: str, words: str, entries: list[dict[str, Any]]) -> Iterator[str]:
-    """The times and rates of a page that are in no entry."""
+    """The measured numbers of a page that are in no entry."""
     spans = [
         match.span()
         for entry in entries
         if entry["page"] == page
         for match in pattern_of(entry["text"]).finditer(words)
     ]
-    for match in TIMED.finditer(words):
+    for match in MEASURED.finditer(words):
         if not any(start <= match.start() and match.end() <= end for start, end in spans):
             around = words[max(match.start() - 40, 0) : match.end() + 20]
             yield f"{page}: {match[0]!r} is not in {LIST}: ...{around}..."

@@ -57,6 +57,9 @@ def test_agreement_is_silent(clone):
         ("plain.", "plain. It returns after 8 us, 11.2 ms plain.", "is on the page 2 times"),
         ("150 us.", "150 us. Another takes 24 GB/s.", "'24 GB/s' is not in"),
         ("150 us.", "150 us. Another takes 3 to 5 ms.", "'3 to 5 ms' is not in"),
+        ("150 us.", "150 us. Another takes 4 % less.", "'4 %' is not in"),
+        ("150 us.", "150 us. Another is 2 to 6 times as fast.", "'2 to 6 times' is not in"),
+        ("150 us.", "150 us. Another takes 9 s.", "'9 s' is not in"),
         ("A thread wakes", "It wakes", "'A thread wakes after {} us' is not on the page"),
     ],
 )
