@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "memory/allocation.h"
+#include "memory/leaks.h"
 #include "world.h"
 
 enum { ROUNDS = 200, WORKERS = 4, PAGE_COUNT = 4 };
@@ -559,6 +560,33 @@ unaligned_allocations_get_whole_pages(void)
     world.fail_clear();
 }
 
+static size_t
+count_and_free_notes(void)
+{
+    size_t count = 0;
+
+    for (mm_leak *leak = mm_leaks_take(), *next; leak != NULL; leak = next, count++) {
+        next = leak->next;
+        free(leak);
+    }
+    return count;
+}
+
+static void
+notes_of_leaks_are_bounded(void)
+{
+    enum { MOST_NOTES = 256 };
+
+    (void)count_and_free_notes();
+    for (int i = 0; i < MOST_NOTES + 10; i++) {
+        mm_leak_note(CUDA_ERROR_UNKNOWN, "cuMemFree", 1);
+    }
+    CHECK_EQUAL(count_and_free_notes(), MOST_NOTES);
+    mm_leak_note(CUDA_ERROR_UNKNOWN, "cuMemFree", 1); /* there is room again */
+    CHECK_EQUAL(count_and_free_notes(), 1);
+    CHECK(!mm_leaks_are_known());
+}
+
 int
 main(int argc, char **argv)
 {
@@ -583,6 +611,7 @@ main(int argc, char **argv)
         CHECK_TEST(allocations_share_no_page),
         CHECK_TEST(failed_allocation_leaves_nothing),
         CHECK_TEST(failed_free_counts_as_closed),
+        CHECK_TEST(notes_of_leaks_are_bounded),
         CHECK_TEST(close_races_prefetch),
         CHECK_TEST(last_reference_goes_in_any_thread),
         CHECK_TEST(unaligned_allocations_get_whole_pages),

@@ -4,11 +4,14 @@
  * Usage: test_uvm_queue PATH_OF_THE_EMULATED_DRIVER. */
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "driver/clock.h"
+#include "driver/uvm_abi.h"
+#include "driver/uvm_calls.h"
 #include "driver/uvm_queue.h"
 #include "memory/allocation.h"
 #include "trace/uvm_records.h"
@@ -407,6 +410,26 @@ a_forked_child_forgets_its_parents_queue(void)
     mm_uvm_queue_close(&queue);
 }
 
+/* Files are known by their whole path: another one of that length is none of the module's. */
+static void
+files_of_the_module_are_known_by_their_path(void)
+{
+    char path[sizeof MM_UVM_DEVICE];
+    mm_driver cu = {.emulated = false};
+    mm_uvm_calls calls;
+    mm_status st;
+    int found[MOST], before, file;
+
+    CHECK_EQUAL(snprintf(path, sizeof path, "/tmp/mm%08d", (int)getpid()), (int)sizeof path - 1);
+    CHECK_OK(mm_uvm_calls_find(&cu, &calls, &st), &st);
+    before = calls.files(found, MOST);
+    file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(file >= 0);
+    CHECK_EQUAL(calls.files(found, MOST), before);
+    CHECK_EQUAL(close(file), 0);
+    CHECK_EQUAL(unlink(path), 0);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(moves_add_up_to_the_bytes),
     CHECK_TEST(only_enabled_types_are_recorded),
@@ -419,6 +442,7 @@ static const check_test tests[] = {
     CHECK_TEST(a_dead_file_waits_for_the_wake),
     CHECK_TEST(a_thread_drains_while_pages_move),
     CHECK_TEST(a_closed_queue_does_nothing),
+    CHECK_TEST(files_of_the_module_are_known_by_their_path),
     CHECK_TEST(a_forked_child_forgets_its_parents_queue),
 };
 

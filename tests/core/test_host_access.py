@@ -668,6 +668,19 @@ class TestReadOnly:
             owner = CudaArray(own, members={"version": 9}, readonly=True)
             ManagedBuffer.from_handle(own.handle, PAGE, owner=owner).fill(2)
 
+    def test_owners_that_have_other_bytes_only(self):
+        """Read-only memory just before, and just behind, that of the buffer; then one byte of it."""
+        with managedmem.empty(3 * PAGE) as own:
+            for start, nbytes, is_constant in (
+                (0, PAGE, False),
+                (2 * PAGE, PAGE, False),
+                (0, PAGE + 1, True),
+                (2 * PAGE - 1, PAGE, True),
+            ):
+                owner = CudaArray(own.range(start, nbytes), readonly=True)
+                buffer = ManagedBuffer.from_handle(own.handle + PAGE, PAGE, owner=owner)
+                assert memoryview(buffer).readonly is is_constant
+
     def test_a_resource_does_not_allocate_it(self):
         class Constant:
             def allocate(self, size, *, stream=None):

@@ -181,6 +181,27 @@ def test_other_calls_of_the_driver(name):
     assert any(not with_gil for _, with_gil in calls), "no call that could block was made"
 
 
+# Without concurrent access the host waits for the device: (the code before, the statement).
+WAITS_FOR_THE_DEVICE = {
+    "memoryview": ("a = empty(4096)", "memoryview(a)"),
+    "numpy": ("a = empty(4096)", "a.numpy()"),
+    "dlpack": ("a = empty(4096)", "a.__dlpack__(dl_device=(1, 0))"),
+}
+
+
+@pytest.mark.parametrize("name", WAITS_FOR_THE_DEVICE)
+def test_waits_of_the_host(name):
+    before, statement = WAITS_FOR_THE_DEVICE[name]
+    done = run_python(
+        PRELUDE + f"exec({before!r}, globals())\n"
+        f"print(json.dumps(watched(lambda: exec({statement!r}, globals()))))",
+        emulator="concurrent=0",
+    )
+    calls = json.loads(done.stdout)
+    assert held(calls) <= QUERIES
+    assert ["cuCtxSynchronize", False] in calls, "nothing was waited for"
+
+
 def test_the_probe_sees_the_gil():
     """The driver called through ctypes, once with and once without the GIL."""
     done = run_python(

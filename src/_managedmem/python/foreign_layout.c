@@ -24,8 +24,8 @@ mm_refuse_size(PyObject *value)
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
-/* True if strided elements fill their extent without a gap or an overlap: in the order of their
- * strides, each axis must step over exactly the bytes that the smaller ones cover. */
+/* True if strided elements fill their extent without a gap or an overlap: each axis must step over
+ * exactly the bytes that those before it cover, in some order. */
 static bool
 fills_extent(const mm_array_layout *layout)
 {
@@ -38,13 +38,12 @@ fills_extent(const mm_array_layout *layout)
         left |= (uint64_t)(layout->shape[i] > 1) << i;
     }
     while (left != 0) {
-        int next = -1;
-        for (int i = 0; i < layout->dimensions; i++) {
-            if ((left >> i & 1) && (next < 0 || llabs(strides[i]) < llabs(strides[next]))) {
-                next = i;
-            }
+        int next = 0;
+        while (next < layout->dimensions
+               && !((left >> next & 1) && llabs(strides[next]) == covered)) {
+            next++;
         }
-        if (next < 0 || llabs(strides[next]) != covered) {
+        if (next == layout->dimensions) {
             return false;
         }
         left &= ~((uint64_t)1 << next);

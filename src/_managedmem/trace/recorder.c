@@ -1,6 +1,6 @@
 /* recorder.c: the life of a recording: its start, its parts, its thread and its end.
  *
- * Three things keep threads apart. The phase admits one recording. The turn admits one mark, stop,
+ * Three things keep threads apart. A flag admits one recording. The turn admits one mark, stop,
  * attribution or reading of a recording, for as long as it takes. The lock is held while records
  * are drained, which only moves memory. References keep a recording from being freed. */
 #include "recorder.h"
@@ -54,8 +54,7 @@ struct mm_recording {
 
 /* --- one recording of the process --------------------------------------------------------- */
 
-enum { IDLE, STARTING, RUNNING, STOPPING };
-static atomic_int phase;
+static atomic_bool is_busy; /* from the start of a recording to its end */
 
 /* Guards `current`, which is the latest recording until its owner frees it, and references. */
 static pthread_mutex_t current_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -349,10 +348,9 @@ mm_recording *
 mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait, mm_status *st)
 {
     uint64_t begun = mm_raw_clock();
-    int expected = IDLE;
     mm_recording *r;
 
-    if (!atomic_compare_exchange_strong(&phase, &expected, STARTING)) {
+    if (atomic_exchange(&is_busy, true)) {
         (void)mm_fail(
             st, MM_TRACE_BUSY,
             "a trace is already running in this process, and one can run at a time, also that of "
@@ -361,12 +359,11 @@ mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait
     }
     r = try_start(cu, options, wait, st);
     if (r == NULL) {
-        atomic_store(&phase, IDLE);
+        atomic_store(&is_busy, false);
         return NULL;
     }
     add_overhead(r, begun);
     atomic_store(&r->running, true);
-    atomic_store(&phase, RUNNING);
     set_current(NULL, r);
     return r;
 }
@@ -438,10 +435,9 @@ mm_recording_mark(mm_recording *r, mm_status *st)
 static void
 end_recording(mm_recording *r)
 {
-    atomic_store(&phase, STOPPING);
     atomic_store(&r->running, false);
     end_source(r);
-    atomic_store(&phase, IDLE);
+    atomic_store(&is_busy, false);
 }
 
 /* The first failure is in st already if rc is -1. */
@@ -540,7 +536,7 @@ mm_recording_acquire(void)
 {
     mm_recording *r = NULL;
 
-    if (atomic_load(&phase) == IDLE || mm_driver_forked()) {
+    if (!atomic_load(&is_busy) || mm_driver_forked()) {
         return NULL;
     }
     (void)pthread_mutex_lock(&current_mutex);
