@@ -391,3 +391,31 @@ class TestContentsAfterAFailedDiscard:
         emulator.fail("cuMemDiscardBatchAsync", nth=3, code=UNKNOWN)
         with pytest.raises(CUDAError, match="2 ranges were discarded before"):
             managedmem.discard(buffers, dispatch="loop")
+
+
+@pytest.mark.emulator_only
+def test_memory_that_runs_out_while_an_error_is_made():
+    """Each allocation of CPython for the exception fails in turn."""
+    pytest.importorskip("_testcapi", reason="needs CPython's test module")
+    done = run_python(
+        """
+        import _testcapi
+        from managedmem import CUDAError, Host, emulator, empty
+
+        raised = set()
+        with empty(4096) as buffer:
+            for nth in range(40):
+                emulator.fail("cuMemPrefetchAsync", code=999)
+                _testcapi.set_nomemory(nth, nth + 1)
+                try:
+                    buffer.prefetch(Host())
+                except (CUDAError, MemoryError) as error:
+                    caught = error
+                finally:
+                    _testcapi.remove_mem_hooks()
+                    emulator.clear_failures()
+                raised.add((type(caught).__name__, getattr(caught, "name", None)))
+        print(sorted(raised))
+        """
+    )
+    assert done.stdout == "[('CUDAError', 'CUDA_ERROR_UNKNOWN'), ('MemoryError', None)]\n"
