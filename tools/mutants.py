@@ -1,21 +1,22 @@
-"""Mutation tests of the C: makes one small change at a time and runs the test that must notice it.
+"""Mutation tests of the C: makes one small change at a time and runs a test that must notice it.
 
-    python tools/mutants.py                     every mutant against the test that kills it
-    python tools/mutants.py NAME ...            only these
-    python tools/mutants.py --survey tests/core/test_x.py ... [--only NAME ...]
-                                                mutants against files of tests, to find killers
+    python tools/mutants.py                  the listed mutants, each against its killer
+    python tools/mutants.py --diff FILE      mutants of the lines that a diff changes, against tests
+                                             of their files
+    python tools/mutants.py --survey [TEST ...] <MUTANTS
+                                             mutants against tests, or tests of their files; prints
+                                             lines for the list
 
-tests/mutants.toml has the changes. Each is made in a copy of the tree: its file is compiled, or all
-that include it if it is a header, and linked with the objects of the others. The test runs in a
-process of its own. A test that crashes or hangs kills the mutant too. Prints how many mutants of
-each kind are killed. Fails below 90 % overall, or if one of the kinds in ALL_KILLED survives.
+tests/mutants.txt has a fixed sample of tools/mutations.py. Each mutant is made in a copy of the
+tree: its file is compiled, or all that include it if it is a header, and linked with the objects of
+the others. The test runs in a process of its own. A test that crashes or hangs kills the mutant
+too. Prints how many mutants of each kind are killed. Fails below 90 % overall, or if a listed one
+of the kinds in ALL_KILLED survives.
 """
 
 import argparse
 import collections
 import contextlib
-import dataclasses
-import json
 import multiprocessing
 import os
 import re
@@ -27,16 +28,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 
+from mutations import SEED, SHARES, SOURCES, drawn, mutations_of
+
 ROOT = Path(__file__).resolve().parent.parent
-LIST = ROOT / "tests" / "mutants.toml"
+LIST = ROOT / "tests" / "mutants.txt"
+MAPPED = ROOT / "tests" / "tests_of_sources.txt"  # from tools/map_tests.py
 GATE = 0.9
 ALL_KILLED = ("rollback", "lock", "gil", "refcount")
+FEW = {kind: max(1, share // 6) for kind, share in SHARES.items()}  # of the lines of a diff
 WORKERS = 2
 SECONDS = 60  # a test that takes longer hangs; most take one second
-FIELDS = {"name", "kind", "file", "before", "after", "killer"}
+FILE_SECONDS = 300  # a file of tests
+EQUIVALENT = "equivalent, "  # in place of a killer, before the reason why no test can notice it
 C_TEST_SOURCES = tuple(  # shared by all C tests
     f"tests/c/{name}.c" for name in ("world", "failing_allocations", "counted_waits")
 )
@@ -54,38 +59,31 @@ class BadList(Exception):
     """An entry that does not fit the sources."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    name: str
-    kind: str
-    file: str
-    before: str
-    after: str
-    killer: str = ""
-    equivalent: str = ""  # the reason why no test can notice it
+def find(name, root=ROOT):
+    """The mutation with these coordinates."""
+    words = name.split()
+    with contextlib.suppress(FileNotFoundError):
+        for mutation in mutations_of(words[1], root) if len(words) == 4 else ():
+            if mutation.name == name:
+                return mutation
+    raise BadList(f"no such mutation: {name}")
 
 
 def read_list(path=LIST, root=ROOT):
-    """The entries, each checked against the sources."""
-    with open(path, "rb") as file:
-        entries = tomllib.load(file)["mutant"]
-    mutants = [Mutant(**entry) for entry in entries]
-    names = collections.Counter(mutant.name for mutant in mutants)
-    for mutant in mutants:
-        if names[mutant.name] > 1:
-            raise BadList(f"{mutant.name}: {names[mutant.name]} entries have this name")
-        if bool(mutant.killer) == bool(mutant.equivalent):
-            raise BadList(f"{mutant.name}: either `killer` or `equivalent` is needed")
-        mutated(mutant, (root / mutant.file).read_text())
-    return mutants
+    """{mutation: its killer, or EQUIVALENT and a reason}, checked against the sources."""
+    killers = {}
+    for line in path.read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, colon, killer = line.partition(": ")
+            mutation = find(name, root)
+            if not colon or not killer or mutation in killers:
+                raise BadList(f"without a killer, or twice in the list: {name}")
+            killers[mutation] = killer
+    return killers
 
 
-def mutated(mutant, text):
-    """The text of the file with the change; `before` must occur in it once."""
-    count = text.count(mutant.before)
-    if count != 1 or mutant.before == mutant.after:
-        raise BadList(f"{mutant.name}: `before` occurs {count} times in {mutant.file}")
-    return text.replace(mutant.before, mutant.after)
+def is_equivalent(killer):
+    return killer.startswith(EQUIVALENT)
 
 
 # --- the build, without optimization, which halves its time, and with assertions, which kill too
@@ -94,7 +92,7 @@ def mutated(mutant, text):
 class Build:
     """The commands and the objects of the unchanged sources, in a folder."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, killers):
         self.folder = folder
         self.tree = folder / "tree"
         copy_tree(self.tree)
@@ -113,6 +111,8 @@ class Build:
         )
         target = self.link.index("-o") + 1  # setuptools links elsewhere and copies
         self.link[target] = f"python/managedmem/{Path(self.link[target]).name}"
+        for killer in filter(is_program, killers):
+            self.build_c_test(killer)
 
     def build_extension(self):
         """Builds in place; setuptools prints each command that it runs."""
@@ -168,7 +168,7 @@ def included_files(tree, source):
     found, waiting = set(), [source]
     while waiting:
         path = waiting.pop()
-        for name in re.findall(r'^[ \t]*#[ \t]*include "(.+?)"', (tree / path).read_text(), re.M):
+        for name in named_headers((tree / path).read_text()):
             for folder in (os.path.dirname(path), *INCLUDE_FOLDERS):
                 other = os.path.normpath(os.path.join(folder, name))
                 if (tree / other).is_file():
@@ -184,7 +184,15 @@ def copy_tree(folder):
     for name in ("src", "python", "tests", "tools", "benchmarks", "examples", "docs"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=skipped)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in (
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "MANIFEST.in",
+    ):
         shutil.copy(ROOT / name, folder)
 
 
@@ -199,20 +207,22 @@ class Place:
 
     def apply(self, mutant, killers):
         """Makes the change, and compiles what has it over the objects that are linked."""
-        source = self.tree / mutant.file
-        source.write_text(mutated(mutant, source.read_text()))
-        commands = self.build.commands_of(mutant.file, killers)
+        file = str(SOURCES / mutant.file)
+        source = self.tree / file
+        source.write_text(mutant.changed(source.read_text()))
+        commands = self.build.commands_of(file, killers)
         if not commands:
-            raise BadList(f"{mutant.name}: no source that is built includes {mutant.file}")
+            raise BadList(f"{mutant.name}: no source that is built includes {file}")
         for command in commands:
             done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True)
             if done.returncode:
                 raise BadList(f"{mutant.name}: does not compile\n{done.stderr}")
 
     def restore(self, mutant, killers):
-        commands = self.build.commands_of(mutant.file, killers)
+        file = str(SOURCES / mutant.file)
+        commands = self.build.commands_of(file, killers)
         objects = [command[command.index("-o") + 1] for command in commands]
-        for changed in (mutant.file, *objects):
+        for changed in (file, *objects):
             shutil.copyfile(self.build.tree / changed, self.tree / changed)
 
     def link_module(self):
@@ -253,7 +263,6 @@ def test_environment(tree):
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MANAGEDMEM_")}
     kept["PYTHONPATH"] = str(tree / "python")
     kept["PYTHONDONTWRITEBYTECODE"] = "1"
-    kept["MANAGEDMEM_SWEEPS"] = "single"  # the test that kills a mutant may be of any operation
     return kept
 
 
@@ -289,13 +298,20 @@ def run_pytest(tree, log, tests):
         import pytest
 
         environment = test_environment(tree)
+        if all(map(is_one, tests)):  # it may be of any operation; files have a sample of them
+            environment["MANAGEDMEM_SWEEPS"] = "single"
         os.environ.clear()
         os.environ.update(environment)
         sys.path.insert(0, str(tree / "python"))
         options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=0", "-o", "addopts="]
         return pytest.main([*options, *tests])
 
-    return in_child(tree, log, action, SECONDS * len(tests))
+    return in_child(tree, log, action, sum(SECONDS if is_one(t) else FILE_SECONDS for t in tests))
+
+
+def is_one(killer):
+    """True for one test, false for a file of them."""
+    return "::" in killer
 
 
 def is_program(killer):
@@ -352,8 +368,10 @@ def work(job):
     start = time.monotonic()
     try:
         result = try_mutant(worker["place"], mutant, killers)
-    except (BadList, subprocess.CalledProcessError) as error:
+    except BadList as error:
         return mutant, "error", str(error), 0
+    except subprocess.CalledProcessError:
+        return mutant, "error", f"{mutant.name}: does not link", 0
     return mutant, *result, time.monotonic() - start
 
 
@@ -385,17 +403,9 @@ def show_that_killers_pass(build, killers):
     text = log.read_text() if tests else ""
     if status is None:
         raise SystemExit(f"a killer hangs on the unchanged sources:\n{text[-4000:]}")
-    if status != 0 or "skipped" in text:
+    if status != 0 or ("skipped" in text and all(map(is_one, tests))):
         raise SystemExit(f"a killer fails or is skipped on the unchanged sources:\n{text[-4000:]}")
     print(f"{len(tests)} tests and {len(programs)} C programs pass on the unchanged sources")
-
-
-def harmless_change(mutants):
-    """A comment, which the killer of a mutant must not notice, if possible a test in Python."""
-    first = min(mutants, key=lambda mutant: is_program(mutant.killer))
-    return dataclasses.replace(
-        first, name="a comment", kind="none", after=first.before + "/* changed */\n"
-    )
 
 
 def judge(killed, all_killed=ALL_KILLED, gate=GATE):
@@ -415,75 +425,145 @@ def judge(killed, all_killed=ALL_KILLED, gate=GATE):
     return lines, missed
 
 
-def run_list(build, mutants, all_killed):
-    killers = sorted({mutant.killer for mutant in mutants})
-    show_that_killers_pass(build, killers)
-    harmless = harmless_change(mutants)
-    killed, ends, ok = [], collections.Counter(), True
-    jobs = [(mutant, [mutant.killer]) for mutant in [harmless, *mutants]]
-    for mutant, killer, end, _ in work_through(build, jobs):
+def harmless_change(mutants):
+    """A comment, which the killer of a mutant must not notice, if possible a test in Python."""
+    first = min(mutants, key=lambda mutant: is_program(mutants[mutant]))
+    comment = first._replace(kind="none", end=first.start, new="/* changed */")
+    return comment, mutants[first]
+
+
+def changed_lines(diff):
+    """{source: its lines that are new}, of a diff without context."""
+    lines, file = collections.defaultdict(set), None
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            file = line.removeprefix("+++ b/").removeprefix(f"{SOURCES}/")
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            lines[file] |= set(range(first, first + count))
+    return {file: new for file, new in lines.items() if (ROOT / SOURCES / file).is_file()}
+
+
+def mutants_of(diff, listed):
+    """{mutation in a changed line: its tests}, a few of each kind."""
+    found = []
+    for file, lines in changed_lines(diff).items():
+        text = (ROOT / SOURCES / file).read_text()
+        found += [m for m in mutations_of(file) if not lines.isdisjoint(m.lines(text))]
+    found = [m for m in found if not is_equivalent(listed.get(m, ""))]
+    return {m: tests_of(m.file) for m in drawn(found, FEW, SEED)}
+
+
+def named_headers(text):
+    """The names that a source includes, such as "memory/plan.h"."""
+    return set(re.findall(r'^[ \t]*#[ \t]*include "(.+?)"', text, re.MULTILINE))
+
+
+def headers_of(program):
+    """The headers of the sources that a program of tests/c includes, itself or by its models."""
+    named, waiting = set(), [program]
+    while waiting:
+        new = named_headers(waiting.pop().read_text()) - named - {"world.h"}
+        named |= new
+        waiting += [program.parent / name for name in new if "/" not in name]
+    return named
+
+
+def tests_of(file):
+    """The programs with the name of a source or with its header, or others of its folder if it has
+    none, and the tests that MAPPED has for it."""
+    source = SOURCES / file
+    headers = {str(Path(file).with_suffix(".h"))}
+    if not (ROOT / source).with_suffix(".h").is_file():
+        near = included_files(ROOT, str(source))
+        headers = {
+            str(Path(h).relative_to(SOURCES)) for h in near if Path(h).parent == source.parent
+        }
+    programs = sorted((ROOT / "tests" / "c").glob("test_*.c"))
+    found = [
+        str(p.relative_to(ROOT))
+        for p in programs
+        if p.name.startswith(f"test_{source.stem}") or not headers.isdisjoint(headers_of(p))
+    ]
+    for line in MAPPED.read_text().splitlines():
+        name, _, tests = line.partition(": ")
+        found += tests.split() if name == file else []
+    return found
+
+
+def run(build, mutants, all_killed):
+    """Runs {mutant: its killers}; whether enough of them are killed."""
+    killed, ok = [], True
+    for mutant, killer, end, _ in work_through(build, mutants.items()):
         if killer == "error":
             print(f"ERROR {end}")
-            ok = False
-        elif mutant is jobs[0][0] or mutant.kind == "none":
+            ok = ok and not all_killed  # some changes of the lines of a diff do not compile
+        elif mutant.kind == "none":
             if killer is not None:
                 print(f"ERROR: a comment was noticed: {end}")
                 ok = False
         else:
             killed.append((mutant.kind, killer is not None))
-            ends["hang" if end == "hang" else "signal" if end.startswith("SIG") else "failure"] += 1
             if killer is None:
-                ends["failure"] -= 1
-                print(f"survived: {mutant.name} ({mutant.file}, {mutant.killer})")
+                print(f"survived: {mutant.name} ({', '.join(mutants[mutant])})")
             elif end == "hang":
                 print(f"hangs, which counts as killed: {mutant.name}")
     lines, missed = judge(killed, all_killed)
     print("\n".join(lines))
-    print(f"by failing {ends['failure']}, by a signal {ends['signal']}, by hanging {ends['hang']}")
     if missed:
         print(f"too few: {', '.join(missed)}")
     return ok and not missed
 
 
-def survey(build, mutants, files):
-    for mutant, killer, end, seconds in work_through(build, [(m, files) for m in mutants]):
-        print(json.dumps([mutant.name, killer, end, round(seconds, 2)]), flush=True)
+def survey(build, mutants):
+    """Prints a line of the list for each mutant that its tests kill."""
+    for mutant, killer, end, seconds in work_through(build, mutants.items()):
+        noticed = end if killer and "::" in end else killer
+        print(f"{mutant.name}: {noticed}  # {end}, {seconds:.0f} s", flush=True)
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help="mutants; with --survey, files of tests")
-    parser.add_argument(
-        "--survey", action="store_true", help="run the mutants against files of tests"
-    )
-    parser.add_argument("--half", type=int, choices=(0, 1), help="every second mutant")
-    parser.add_argument("--only", nargs="+", default=[], help="mutants to survey")
-    parser.add_argument("--list", type=Path, default=LIST, help="another list of mutants")
+    parser.add_argument("names", nargs="*", help="with --survey, tests")
+    parser.add_argument("--survey", action="store_true", help="mutants from standard input")
+    parser.add_argument("--half", type=int, choices=(0, 1), help="every second listed mutant")
+    parser.add_argument("--diff", type=argparse.FileType(), help="without context, to src")
     return parser.parse_args(arguments)
 
 
-def chosen(mutants, options):
-    """Those that the options name, or one half of them."""
-    names = options.only if options.survey else options.names
-    unknown = set(names) - {mutant.name for mutant in mutants}
-    if unknown:
-        raise SystemExit(f"not in the list: {', '.join(sorted(unknown))}")
-    found = [mutant for mutant in mutants if not names or mutant.name in names]
-    return found if options.half is None else found[options.half :: 2]
+def chosen(listed, half):
+    """{mutation: [its killer]} of those that can be killed, or of one half of them."""
+    found = [(m, [killer]) for m, killer in listed.items() if not is_equivalent(killer)]
+    return dict(found if half is None else found[half::2])
+
+
+def wanted(options, listed):
+    """{mutation: its killers} of those that the options ask for."""
+    if options.survey:
+        found = map(find, sys.stdin.read().splitlines())
+        return {mutation: options.names or tests_of(mutation.file) for mutation in found}
+    if options.diff:
+        return mutants_of(options.diff.read(), listed)
+    return chosen(listed, options.half)
 
 
 def main(arguments=None):
     options = parse(arguments)
-    mutants = chosen([mutant for mutant in read_list(options.list) if mutant.killer], options)
+    mutants = wanted(options, read_list())
+    if not mutants:
+        print("no mutants in these lines")
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        build = Build(Path(folder))
-        for killer in {*options.names, *(mutant.killer for mutant in mutants)}:
-            if is_program(killer):
-                build.build_c_test(killer)
+        killers = sorted({killer for tests in mutants.values() for killer in tests})
+        build = Build(Path(folder), killers)
         if options.survey:
-            survey(build, mutants, options.names)
+            survey(build, mutants)
             return 0
-        return 0 if run_list(build, mutants, () if options.names else ALL_KILLED) else 1
+        show_that_killers_pass(build, killers)
+        if options.diff:
+            return 0 if run(build, mutants, ()) else 1
+        comment, killer = harmless_change({m: tests[0] for m, tests in mutants.items()})
+        return 0 if run(build, {comment: [killer], **mutants}, ALL_KILLED) else 1
 
 
 if __name__ == "__main__":

@@ -669,7 +669,7 @@ class TestReadOnly:
             ManagedBuffer.from_handle(own.handle, PAGE, owner=owner).fill(2)
 
     def test_owners_that_have_other_bytes_only(self):
-        """Read-only memory just before, and just behind, that of the buffer; then one byte of it."""
+        """Read-only memory just before and behind that of the buffer, then with one byte of it."""
         with managedmem.empty(3 * PAGE) as own:
             for start, nbytes, is_constant in (
                 (0, PAGE, False),

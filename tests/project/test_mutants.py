@@ -4,6 +4,7 @@ The mutants themselves run in .ci/run mutants, where a comment shows that a chan
 survives.
 """
 
+import collections
 import importlib
 import shutil
 import subprocess
@@ -42,67 +43,113 @@ def tool():
 
 
 @pytest.fixture(scope="module")
-def proposer():
-    return importlib.import_module("propose_mutants")
+def mutations():
+    return importlib.import_module("mutations")
 
 
-def mutant(tool, before="b > c", after="b >= c", **more):
-    return tool.Mutant("one", "boundary", "a.c", before, after, **more)
+@pytest.fixture
+def sources(tmp_path):
+    """A tree whose only source has CODE."""
+    folder = tmp_path / "src" / "_managedmem" / "memory"
+    folder.mkdir(parents=True)
+    (folder / "f.c").write_text(CODE)
+    return tmp_path
+
+
+def change(mutations, file, old, new, text):
+    start = text.index(old)
+    return mutations.Mutation("boundary", file, "f", 1, start, start + len(old), new)
 
 
 class TestTheList:
     def test_fits_the_sources(self, tool):
-        mutants = tool.read_list()
-        assert len(mutants) >= 109
-        for kind, share in {"rollback": 8, "boundary": 16, "lock": 10, "condition": 30}.items():
-            assert sum(m.kind == kind for m in mutants) >= share
-        for kind, share in {"gil": 3, "refcount": 8}.items():
-            assert sum(m.kind == kind and bool(m.killer) for m in mutants) >= share
+        listed = tool.read_list()
+        killed = collections.Counter(
+            m.kind for m, killer in listed.items() if not tool.is_equivalent(killer)
+        )
+        for kind, share in tool.SHARES.items():
+            assert killed[kind] >= share // 2
         rooms = {"driver", "memory", "working", "trace", "python"}
-        assert {m.file.split("/")[2] for m in mutants} == rooms
+        assert {m.file.split("/")[0] for m in listed} == rooms
 
     def test_every_killer_is_there(self, tool):
-        for entry in tool.read_list():
-            path, _, test = entry.killer.partition(" under ")[0].partition("::")
-            assert not path or (ROOT / path).is_file()
+        killers = [k for k in tool.read_list().values() if not tool.is_equivalent(k)]
+        for killer in killers + tool.MAPPED.read_text().split():
+            path, _, test = killer.partition(" under ")[0].partition("::")
+            assert (ROOT / path).is_file() or path.endswith(":")
             name = test.rpartition("::")[2].partition("[")[0]
             assert f"def {name}(" in (ROOT / path).read_text() if name else True
 
-    @pytest.mark.parametrize("text", ["a = c;", "a = b > c; d = b > c;"])
-    def test_a_place_that_is_gone_or_not_unique_is_an_error(self, tool, text):
-        with pytest.raises(tool.BadList, match=r"occurs [02] times in a\.c"):
-            tool.mutated(mutant(tool), text)
-
-    def test_a_change_that_changes_nothing_is_an_error(self, tool):
-        with pytest.raises(tool.BadList):
-            tool.mutated(mutant(tool, after="b > c"), "a = b > c;")
-
     @pytest.mark.parametrize(
-        "entries",
+        "lines",
         [
-            [{"killer": "t"}, {"killer": "t"}],
-            [{}],
-            [{"killer": "t", "equivalent": "r"}],
-            [{"killer": "t", "before": "gone"}],
+            ["rollback memory/f.c f 1: t", "rollback memory/f.c f 1: t"],
+            ["rollback memory/f.c f 1"],
+            ["rollback memory/f.c f 1: "],
+            ["rollback memory/f.c f 2: t"],
+            ["rollback memory/f.c g 1: t"],
+            ["rollback memory/g.c f 1: t"],
+            ["statement f 1: t"],
         ],
-        ids=["a name twice", "no killer", "killer and reason", "no such place"],
+        ids=["twice", "no colon", "no killer", "number", "function", "source", "no source"],
     )
-    def test_wrong_entries_are_refused(self, tool, tmp_path, entries):
-        entry = {"name": "n", "kind": "k", "file": "a.c", "before": "x", "after": "y"}
-        lines = []
-        for more in entries:
-            lines += ["[[mutant]]", *(f'{k} = "{v}"' for k, v in {**entry, **more}.items())]
-        (tmp_path / "list.toml").write_text("\n".join(lines))
-        (tmp_path / "a.c").write_text("x")
+    def test_wrong_lines_are_refused(self, tool, sources, lines):
+        (sources / "list.txt").write_text("# lines\n\n" + "\n".join(lines) + "\n")
         with pytest.raises(tool.BadList):
-            tool.read_list(tmp_path / "list.toml", tmp_path)
+            tool.read_list(sources / "list.txt", sources)
+
+    def test_a_right_line(self, tool, sources):
+        (sources / "list.txt").write_text("rollback memory/f.c f 1: equivalent, none sees it\n")
+        [(mutation, killer)] = tool.read_list(sources / "list.txt", sources).items()
+        assert mutation.changed(CODE) == CODE.replace("        destroy_it(p);\n", "")
+        assert tool.is_equivalent(killer)
 
 
-def test_a_comment_is_the_harmless_change(tool):
-    program, test = mutant(tool, killer="tests/c/test_a.c"), mutant(tool, killer="tests/test_a.py")
-    assert tool.harmless_change([program, test]).killer == test.killer
-    harmless = tool.harmless_change([program])
-    assert (harmless.killer, harmless.after) == (program.killer, "b > c/* changed */\n")
+def test_a_comment_is_the_harmless_change(tool, mutations):
+    one, two = (change(mutations, file, "count > 3", "", CODE) for file in ("a.c", "b.c"))
+    comment, killer = tool.harmless_change({one: "tests/c/test_a.c", two: "tests/test_a.py"})
+    assert (comment.file, killer) == ("b.c", "tests/test_a.py")
+    assert comment.changed(CODE) == CODE.replace("count > 3", "/* changed */count > 3")
+
+
+class TestChangedLines:
+    DIFF = """\
+diff --git a/src/_managedmem/memory/plan.c b/src/_managedmem/memory/plan.c
+--- a/src/_managedmem/memory/plan.c
++++ b/src/_managedmem/memory/plan.c
+@@ -3 +4,2 @@ static int
+-old
++new
++new
+@@ -9,2 +10,0 @@ static int
+-old
+-old
+@@ -20 +19 @@
+-old
++new
+diff --git a/src/_managedmem/memory/gone.c b/src/_managedmem/memory/gone.c
+--- a/src/_managedmem/memory/gone.c
++++ /dev/null
+@@ -1 +0,0 @@
+-old
+"""
+
+    def test_of_a_diff(self, tool):
+        assert tool.changed_lines(self.DIFF) == {"memory/plan.c": {4, 5, 19}}
+        assert tool.mutants_of("", {}) == {}
+
+    def test_mutants_are_in_them_and_few(self, tool, mutations):
+        text = (ROOT / mutations.SOURCES / "memory/plan.c").read_text()
+        count = text.count("\n")
+        diff = f"+++ b/{mutations.SOURCES}/memory/plan.c\n@@ -0,0 +1,{count} @@\n"
+        whole = tool.mutants_of(diff, {})
+        assert 5 <= len(whole) <= sum(tool.FEW.values())
+        assert all("tests/c/test_plan.c" in tests for tests in whole.values())
+        one = next(iter(whole))
+        line = one.lines(text)[0]
+        diff = f"+++ b/{mutations.SOURCES}/memory/plan.c\n@@ -1 +{line} @@\n"
+        assert all(line in m.lines(text) for m in tool.mutants_of(diff, {}))
+        assert one not in tool.mutants_of(diff, {one: "equivalent, it is"})
 
 
 ALL_KILLED = [(kind, True) for kind in ("rollback", "lock", "gil", "refcount") for _ in range(5)]
@@ -174,21 +221,24 @@ class TestPlaces:
             ("memory/far.c", {"far.c.o"}),
         ],
     )
-    def test_what_has_the_change_is_compiled(self, tool, build, file, changed):
+    def test_what_has_the_change_is_compiled(self, tool, mutations, build, file, changed):
         place = tool.Place(build, 1)
         before = objects(place.tree)
-        change = tool.Mutant("one", "boundary", f"src/_managedmem/{file}", " 4", " 5")
-        place.apply(change, ["tests/c/test_most.c"])
+        source = f"src/_managedmem/{file}"
+        made = change(mutations, file, " 4", " 5", SOURCES[source])
+        place.apply(made, ["tests/c/test_most.c"])
         after = objects(place.tree)
         assert {name for name in before if before[name] != after[name]} == changed
-        place.restore(change, ["tests/c/test_most.c"])
+        place.restore(made, ["tests/c/test_most.c"])
         assert objects(place.tree) == before
-        assert (place.tree / change.file).read_text() == SOURCES[change.file]
+        assert (place.tree / source).read_text() == SOURCES[source]
 
-    def test_a_header_that_nothing_includes_is_an_error(self, tool, build):
-        (build.tree / "lone.h").write_text("#define LONE 1\n")
-        with pytest.raises(tool.BadList, match=r"no source that is built includes lone\.h"):
-            tool.Place(build, 1).apply(tool.Mutant("one", "boundary", "lone.h", "1", "2"), [])
+    def test_a_header_that_nothing_includes_is_an_error(self, tool, mutations, build):
+        lone = "#define LONE 1\n"
+        (build.tree / "src/_managedmem/memory/lone.h").write_text(lone)
+        made = change(mutations, "memory/lone.h", "1", "2", lone)
+        with pytest.raises(tool.BadList, match=r"no source that is built includes .*lone\.h"):
+            tool.Place(build, 1).apply(made, [])
 
     def test_a_compiler_of_several_words_links_c_tests(self, tool, build, monkeypatch):
         """As CC="ccache gcc" is."""
@@ -209,37 +259,39 @@ class TestPlaces:
         ("references", {("Py_XDECREF(made);", "(void)(made);")}),
     ],
 )
-def test_operators_find_their_places(proposer, operator, found):
-    changes = getattr(proposer, operator)(CODE)
+def test_operators_find_their_places(mutations, operator, found):
+    changes = getattr(mutations, operator)(CODE)
     assert {(CODE[start:end], new) for start, end, new in changes} == found
 
 
-def test_swaps_and_detachments(proposer):
-    [(start, end, _)] = proposer.detachments(CODE)
-    assert CODE[start:end].splitlines()[1] == "    rc = work(p);"
-    [first, *_] = proposer.swaps(CODE)
-    assert proposer.replacement(CODE, CODE, "order", first[:2], "x") == (
-        "    second_of(p);\n    first_of(p);\n"
+def test_swaps_and_detachments(mutations, sources):
+    found = mutations.mutations_of("memory/f.c", sources)
+    [detached] = [m for m in found if m.kind == "gil"]
+    assert "\n    rc = work(p);\n    MM_ASSERT_LEFT();\n    }\n" in detached.changed(CODE)
+    swapped = next(m for m in found if m.kind == "order").changed(CODE)
+    assert swapped == CODE.replace(
+        "    first_of(p);\n    second_of(p);\n", "    second_of(p);\n    first_of(p);\n"
     )
 
 
-def test_a_repeated_line_at_the_end_of_a_file_is_made_unique(proposer):
-    assert proposer.widened("a\nb\nc\nb\n", 6, 7, "x") == ("c\nb\n", "c\nx\n")
+def test_coordinates_are_unique(mutations):
+    every = [m.name for file in mutations.sources() for m in mutations.mutations_of(file)]
+    assert len(set(every)) == len(every) > 5000
 
 
-def test_the_choice_is_fixed_by_the_seed(proposer):
-    shares = dict.fromkeys(proposer.SHARES, 2)
-    assert proposer.chosen(5, shares) == proposer.chosen(5, shares)
-    assert proposer.chosen(5, shares) != proposer.chosen(6, shares)
-    files = [entry[2] for entry in proposer.chosen(5, dict.fromkeys(shares, 10))]
-    assert len(set(files)) > 25
+def test_the_choice_is_fixed_by_the_seed(mutations):
+    every = [m for file in mutations.sources() for m in mutations.mutations_of(file)]
+    shares = dict.fromkeys(mutations.SHARES, 10)
+    chosen = mutations.drawn(every, shares, 5)
+    assert chosen == mutations.drawn(every, shares, 5) != mutations.drawn(every, shares, 6)
+    assert collections.Counter(m.kind for m in chosen) == shares
+    assert len({m.file for m in chosen}) > 25
 
 
 def test_two_halves_are_the_whole(tool):
-    listed = [mutant for mutant in tool.read_list(tool.LIST) if mutant.killer]
-    halves = [tool.chosen(listed, tool.parse(["--half", half])) for half in "01"]
-    assert sorted(mutant.name for half in halves for mutant in half) == sorted(
-        mutant.name for mutant in tool.chosen(listed, tool.parse([]))
-    )
+    listed = tool.read_list()
+    halves = [tool.chosen(listed, half) for half in (0, 1)]
+    assert halves[0] | halves[1] == tool.chosen(listed, None)
+    assert not halves[0].keys() & halves[1].keys()
     for half in halves:  # each has some of the kinds that must all be killed
         assert {mutant.kind for mutant in half} >= set(tool.ALL_KILLED)

@@ -1,8 +1,9 @@
-"""Proposes small changes to the C for tests/mutants.toml: python tools/propose_mutants.py
+"""Small changes to the C, named by their coordinates: python tools/mutations.py [--seed N]
 
-Every place in src/_managedmem where an operator below fits is a candidate. They are shuffled with a
-fixed seed, and each kind takes its share in turns from as many files as it can, whatever the tests
-cover. Prints the entries without killers.
+A mutation is one place in src/_managedmem where an operator below fits. Its coordinates are its
+kind, file, function, and number among those of its kind there, so that a list of mutations quotes
+no code. Prints a sample: the places are shuffled with the seed, and each kind takes its share in
+turns from as many files as it can, whatever the tests cover.
 """
 
 import argparse
@@ -12,20 +13,21 @@ import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "src" / "_managedmem"
-SEED = 11
+SOURCES = Path("src") / "_managedmem"
+SEED = 30
 SHARES = {
-    "rollback": 10,
-    "boundary": 22,
-    "loop": 6,
-    "lock": 12,
-    "condition": 34,
+    "rollback": 14,
+    "boundary": 24,
+    "loop": 8,
+    "lock": 14,
+    "condition": 44,
     "gil": 6,
     "refcount": 14,
     "order": 6,
-    "statement": 10,
+    "statement": 20,
 }
 FAILURE = re.compile(r"(<\s*0|[!=]=\s*(CUDA_SUCCESS|NULL|0)|!\w)")
 UNDO = re.compile(
@@ -52,16 +54,20 @@ LOCK = [
 CALL = re.compile(r"^( +)(?! |return\b)[\w>.\-\[\]* ]*(?:= *)?\w+\([^;{}]*\);\n", re.MULTILINE)
 
 
+NOT_CODE = (  # nor what no test can notice
+    re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL),
+    re.compile(r"\b(?:static_assert|assert|MM_ASSERT_\w+)\([^;]*\);"),
+    re.compile(r"^#ifndef NDEBUG\n.*?(?=^#)", re.MULTILINE | re.DOTALL),
+    re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE),
+)
+
+
 def blank(text):
-    """The text with spaces in place of comments and literals, so that offsets stay the same."""
-    pattern = re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-    code = pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
-    return re.sub(
-        r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*",
-        lambda m: re.sub(r"[^\n]", " ", m.group()),
-        code,
-        flags=re.MULTILINE,
-    )
+    """The text with spaces in place of comments, literals, assertions and directives, so that
+    offsets stay the same."""
+    for pattern in NOT_CODE:
+        text = pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    return text
 
 
 def close_of(code, at, pair="()"):
@@ -173,25 +179,37 @@ OPERATORS = {
 }
 
 
-def widened(text, start, end, new):
-    """The change with as many whole lines around it as make the old text unique."""
-    first = text.rfind("\n", 0, start) + 1
-    last = end if text[end - 1] == "\n" else text.index("\n", end) + 1
-    while text.count(text[first:last]) > 1:
-        first = text.rfind("\n", 0, first - 1) + 1
-        last = text.find("\n", last) + 1 or len(text)
-    before = text[first:last]
-    return before, text[first:start] + new + text[end:last]
+class Mutation(NamedTuple):
+    """A change of the text from `start` to `end`. The file is named from SOURCES on."""
+
+    kind: str
+    file: str
+    function: str
+    number: int  # from 1
+    start: int
+    end: int
+    new: str
+
+    @property
+    def name(self):
+        return f"{self.kind} {self.file} {self.function} {self.number}"
+
+    def changed(self, text):
+        return text[: self.start] + self.new + text[self.end :]
+
+    def lines(self, text):
+        """The lines that it changes, from 1."""
+        first = text.count("\n", 0, self.start) + 1
+        return range(first, first + text.count("\n", self.start, self.end - 1) + 1)
 
 
-def replacement(text, code, kind, place, new):
-    """The new text with comments and literals, which the blanked code lacks."""
-    start, end = place
+def replacement(text, kind, start, end, new):
+    """The new text with comments and literals, which the code that operators see lacks."""
     if kind == "gil":
         inner = text[start:end].split("\n")[1:-1]
         return "\n".join(["    {", *inner, "    MM_ASSERT_LEFT();\n    }"])
     if kind == "order":
-        middle = start + len(CALL.match(code, start).group())
+        middle = start + len(CALL.match(blank(text), start).group())
         return text[middle:end] + text[start:middle]
     return new
 
@@ -202,55 +220,53 @@ def function_at(code, at):
 
 
 @functools.cache
-def candidates():
-    """{kind: {file: [(before, after, function)]}}"""
-    found = {kind: defaultdict(list) for kind in OPERATORS}
-    for path in sorted(SOURCES.glob("*/*.c")):
-        text = path.read_text()
-        code = blank(text)
-        for kind, operator in OPERATORS.items():
-            for start, end, new in operator(code):
-                entry = widened(text, start, end, replacement(text, code, kind, (start, end), new))
-                found[kind][path.relative_to(ROOT).as_posix()].append(
-                    (*entry, function_at(code, start))
-                )
+def mutations_of(file, root=ROOT):
+    """The mutations of a source, by kind and place."""
+    text = (root / SOURCES / file).read_text()
+    code, found, numbers = blank(text), [], Counter()
+    for kind, operator in OPERATORS.items():
+        for start, end, new in operator(code):
+            function = function_at(code, start)
+            numbers[kind, function] += 1
+            change = (start, end, replacement(text, kind, start, end, new))
+            found.append(Mutation(kind, file, function, numbers[kind, function], *change))
     return found
 
 
-def chosen(seed, shares):
+def sources(root=ROOT):
+    return sorted(
+        p.relative_to(root / SOURCES).as_posix() for p in (root / SOURCES).glob("*/*.[ch]")
+    )
+
+
+def drawn(mutations, shares, seed):
     """Takes one from each file in turn, in a shuffled order, until each kind has its share."""
     generator = random.Random(seed)
-    entries, taken, texts = [], set(), Counter()
-    for kind, found in candidates().items():
-        files = {name: generator.sample(all_, len(all_)) for name, all_ in sorted(found.items())}
-        names, picked = list(files), 0
-        generator.shuffle(names)
-        while picked < shares[kind] and any(files.values()):
-            for name in names:
-                if picked < shares[kind] and files[name]:
-                    before, after, function = files[name].pop()
-                    if (name, before, after) in taken:
-                        continue
-                    taken.add((name, before, after))
-                    title = f"{kind} {function}"
-                    texts[title] += 1
-                    title += f" {texts[title]}" if texts[title] > 1 else ""
-                    entries.append((title, kind, name, before, after))
-                    picked += 1
-    return entries
-
-
-def as_toml(title, kind, file, before, after):
-    fields = {"name": f'"{title}"', "kind": f'"{kind}"', "file": f'"{file}"'}
-    fields |= {"before": f"'''\n{before}'''", "after": f"'''\n{after}'''"}
-    return "[[mutant]]\n" + "".join(f"{key} = {value}\n" for key, value in fields.items())
+    by_kind = {kind: defaultdict(list) for kind in shares}
+    for mutation in mutations:
+        by_kind[mutation.kind][mutation.file].append(mutation)
+    taken, places = [], set()
+    for kind, by_file in by_kind.items():
+        files = [generator.sample(found, len(found)) for found in by_file.values()]
+        generator.shuffle(files)
+        left = shares[kind]
+        while left and any(files):
+            for found in filter(None, files):
+                mutation = found.pop()
+                place = (mutation.file, mutation.start, mutation.end, mutation.new)
+                if left and place not in places:  # two operators can make the same change
+                    places.add(place)
+                    taken.append(mutation)
+                    left -= 1
+    return taken
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=SEED)
-    for entry in chosen(parser.parse_args().seed, SHARES):
-        print(as_toml(*entry))
+    every = [mutation for file in sources() for mutation in mutations_of(file)]
+    for mutation in drawn(every, SHARES, parser.parse_args().seed):
+        print(mutation.name)
 
 
 if __name__ == "__main__":
