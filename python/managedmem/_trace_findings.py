@@ -9,21 +9,21 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from managedmem import _managedmem
+from managedmem._trace_memories import joined, overlap
 from managedmem._trace_results import (
     ACCESSES,
     BY_FAULT,
     CAUSES,
     DEVICE_FAULT,
     MOVE,
-    joined,
-    overlap,
 )
 from managedmem._trace_table import label_text
 from managedmem._units import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart
-    from managedmem._trace_results import RawMemory, TraceMemory, TraceSums
+    from managedmem._trace_memories import RawMemory
+    from managedmem._trace_results import TraceMemory, TraceSums
 
 MOST = 5
 """So many findings are reported."""

@@ -6,7 +6,6 @@ one.
 
 from __future__ import annotations
 
-import bisect
 import difflib
 import mmap
 import operator
@@ -17,7 +16,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem import Device, Host, ManagedBuffer, PrefetchPlan
-from managedmem._units import size_text
+from managedmem._trace_memories import (
+    REST,
+    RawMemory,
+    labelled,
+    page_end,
+    part_label,
+    with_rests,
+    with_system_memory,
+    with_tails,
+)
 
 if TYPE_CHECKING:
     from managedmem._managedmem import Recorder
@@ -63,10 +71,6 @@ DUPLICATE_END, EVICTION, CALL = 7, 8, 9
 ON_HOST, NO_PROCESSOR, OTHER_PROCESSOR = -1, -2, 0x7FFF
 TOTAL = -1
 """The memory of the rows that count everything."""
-SYSTEM_MEMORY = "(system memory)"
-"""The label of memory that is not CUDA's, where devices reach it."""
-MAPS = "/proc/self/maps"
-
 RECORD = struct.Struct("<4QI2h4BI")
 """start, end, address, amount; memory; source, destination; kind, cause, access, flags; extra."""
 
@@ -77,7 +81,6 @@ _DIRECTIONS = ("to_device", "to_host", "between_devices")
 _FAULTS = ("host_faults", "host_write_faults", "device_faults", "device_write_faults")
 _SECONDS = ("throttled", "move_time")
 _SHOWN_CAUSES = (*CAUSES[1:], CAUSES[0])
-_REST = " (rest)"
 _NEAREST = 5
 
 
@@ -227,30 +230,6 @@ class TraceEvent(NamedTuple):
     thread: int | None
 
 
-class RawMemory(NamedTuple):
-    """A memory as the recorder reports it, with times in nanoseconds of its clock."""
-
-    kind: str
-    label: str
-    address: int
-    nbytes: int
-    born: int
-    died: int
-    pooled: bool = False
-    unnamed: int | None = None
-    """The bytes outside of its named parts; None without such parts."""
-
-    @property
-    def end(self) -> int:
-        """The address behind the last byte."""
-        return self.address + self.nbytes
-
-    @property
-    def size(self) -> int:
-        """The bytes of its row."""
-        return self.nbytes if self.unnamed is None else self.unnamed
-
-
 class Selection(NamedTuple):
     """Memories selected by a key: by index, and the addresses, unless all count.
 
@@ -311,15 +290,15 @@ class Results:
 
     def __init__(self, recorder: Recorder, named: list[tuple[int, int, str]], faults: bool) -> None:
         memories, rows = recorder.attribute(named)
-        widened = _with_tails(named, memories)
+        widened = with_tails(named, memories)
         if widened != named:
             memories, rows = recorder.attribute(widened)
         self.fields: tuple[str, ...] = recorder.FIELDS
         self._turned_back = self.fields.index("turned_back")
         self._turned_across = self.fields.index("turned_across")
         self.rows = {(part, memory): tuple(values) for part, memory, *values in rows}
-        self.memories, self.covered = _with_rests(
-            [_labelled(m) for m in _with_system_memory([RawMemory(*m) for m in memories])],
+        self.memories, self.covered = with_rests(
+            [labelled(m) for m in with_system_memory([RawMemory(*m) for m in memories])],
             {memory for _, memory in self.rows},
         )
         self.parts = recorder.parts()
@@ -430,7 +409,7 @@ class Results:
         split = {
             i: memory
             for i, memory in enumerate(self.memories)
-            if memory.label == label + _REST or (i in self.covered and memory.label == label)
+            if memory.label == label + REST or (i in self.covered and memory.label == label)
         }
         if not split:
             raise KeyError(self._unknown(label))
@@ -463,7 +442,7 @@ class Results:
             for i, m in enumerate(self.memories)
             if m.address < end and m.end > start and (any_time or self.is_alive(m))
         ]
-        last = _page_end(end)
+        last = page_end(end)
         # Memory that managedmem allocates has whole pages.
         whole = [
             (i, m)
@@ -480,9 +459,9 @@ class Results:
                 return Selection(memory.label, all_of_it, extent=extent)
         cut = frozenset(i for i, _ in found) - {i for i, _ in whole}
         if exact:
-            label = exact[-1][1].label.removesuffix(_REST)
+            label = exact[-1][1].label.removesuffix(REST)
         else:
-            label = _part_label([memory for _, memory in found], start, end)
+            label = part_label([memory for _, memory in found], start, end)
         if cut:  # faults and moves are of whole pages
             start, end = start // mmap.PAGESIZE * mmap.PAGESIZE, last
         return Selection(label, frozenset(i for i, _ in whole), cut, start, end, extent)
@@ -614,120 +593,6 @@ class Results:
             place_of(destination),
             record[11] if kind == HOST_FAULT else None,
         )
-
-
-def _with_tails(
-    named: list[tuple[int, int, str]], memories: Iterable[tuple[Any, ...]]
-) -> list[tuple[int, int, str]]:
-    """The named ranges, with the last page of a buffer whole where they end in it.
-
-    The pages of a buffer are its own, and move as a whole.
-    """
-    ends = {address + nbytes for kind, _, address, nbytes, *_ in memories if kind == "buffer"}
-    starts = sorted(address for address, _, _ in named)
-    found = []
-    for address, nbytes, label in named:
-        end = address + nbytes
-        last = _page_end(end)
-        alone = bisect.bisect_left(starts, end) == bisect.bisect_left(starts, last)
-        found.append((address, (last if last in ends and alone else end) - address, label))
-    return found
-
-
-def _reaches_system_memory() -> bool:
-    return any(device.pageable_memory_access for device in Device.all())
-
-
-def _mapped_spans() -> list[tuple[int, int]]:
-    """The addresses that the process has mapped, without files of devices, in order."""
-    spans = []
-    with open(MAPS, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            addresses, access, _, _, _, *path = line.split(maxsplit=5)
-            if access != "---p" and not (path and path[0].startswith("/dev/nvidia")):
-                start, end = (int(text, 16) for text in addresses.split("-"))
-                spans.append((start, end))
-    return spans
-
-
-def _with_system_memory(memories: list[RawMemory]) -> list[RawMemory]:
-    """The memories, with a name for addresses that the driver does not know and the system does."""
-    unknown = [i for i, memory in enumerate(memories) if memory.kind == "unknown"]
-    if not unknown or not _reaches_system_memory():
-        return memories
-    spans = _mapped_spans()
-    for i in unknown:
-        memory = memories[i]
-        at = bisect.bisect_left(spans, (memory.end, 0))
-        if at > 0 and spans[at - 1][1] > memory.address:
-            memories[i] = memory._replace(kind="system", label=SYSTEM_MEMORY)
-    return memories
-
-
-def _labelled(memory: RawMemory) -> RawMemory:
-    """The memory, with a label made of its kind, size and address if it has none."""
-    if memory.label:
-        return memory
-    return memory._replace(label=f"{memory.kind} {size_text(memory.nbytes)} at {memory.address:#x}")
-
-
-def _with_rests(
-    memories: list[RawMemory], active: Collection[int]
-) -> tuple[list[RawMemory], frozenset[int]]:
-    """The memories, marked where a part has a name of its own; and the fully named ones.
-
-    Names do not get the events beyond the limit: memory with such events is not hidden.
-    """
-    named = joined((m.address, m.end) for m in memories if m.kind == "named")
-    covered = set()
-    for i, memory in enumerate(memories):
-        if not named or memory.kind not in ("buffer", "foreign"):
-            continue
-        at = bisect.bisect_right(named, (memory.address, 1 << 64))
-        before = at > 0 and named[at - 1][1] > memory.address
-        if before and named[at - 1][1] >= memory.end and i not in active:
-            covered.add(i)
-        elif before or (at < len(named) and named[at][0] < memory.end):
-            inside = overlap(named, memory.address, memory.end)
-            memories[i] = memory._replace(
-                label=memory.label + _REST, unnamed=memory.nbytes - inside
-            )
-    return memories, frozenset(covered)
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges sorted, and separate."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((start, end))
-    return found
-
-
-def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """The bytes between two addresses that are in ranges, which are sorted and separate."""
-    found, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
-    while at < len(ranges) and ranges[at][0] < end:
-        found += max(0, min(ranges[at][1], end) - max(ranges[at][0], start))
-        at += 1
-    return found
-
-
-def _part_label(memories: Sequence[RawMemory], start: int, end: int) -> str:
-    """The label of a part of a memory; of a part with a name, if it lies in one."""
-    around = [m for m in memories if m.address <= start and end <= m.end]
-    around = [m for m in around if m.kind == "named"][-1:] or around
-    if len(around) != 1:
-        return f"{end - start} bytes at {start:#x}"
-    first = around[0]
-    label = first.label.removesuffix(_REST)
-    return f"{label}[{start - first.address}:{end - first.address}]"
-
-
-def _page_end(address: int) -> int:
-    return -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _busiest_first(memory: TraceMemory) -> tuple[int, int, int]:

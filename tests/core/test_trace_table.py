@@ -11,7 +11,7 @@ import pytest
 import managedmem
 from canned_recorder import MONOTONIC, MS, NOT_A_BUFFER, OTHER, RAW, Canned
 from constants import KIB, MIB, PAGE
-from managedmem import Device, Host, _trace_results
+from managedmem import Device, Host, _trace_memories
 
 GIB = 1 << 30
 
@@ -181,7 +181,7 @@ def test_unattributed_memory_has_a_row(traced):
 
 
 def test_system_memory_has_its_name(traced, monkeypatch):
-    monkeypatch.setattr(_trace_results, "_reaches_system_memory", lambda: True)
+    monkeypatch.setattr(_trace_memories, "_reaches_system_memory", lambda: True)
     memory = bytearray(8 * MIB)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) // (2 * MIB) * (2 * MIB)
     canned = Canned()
