@@ -556,10 +556,10 @@ def main(arguments=None):
     with tempfile.TemporaryDirectory() as folder:
         killers = sorted({killer for tests in mutants.values() for killer in tests})
         build = Build(Path(folder), killers)
+        show_that_killers_pass(build, killers)
         if options.survey:
             survey(build, mutants)
             return 0
-        show_that_killers_pass(build, killers)
         if options.diff:
             return 0 if run(build, mutants, ()) else 1
         comment, killer = harmless_change({m: tests[0] for m, tests in mutants.items()})

@@ -295,3 +295,20 @@ def test_two_halves_are_the_whole(tool):
     assert not halves[0].keys() & halves[1].keys()
     for half in halves:  # each has some of the kinds that must all be killed
         assert {mutant.kind for mutant in half} >= set(tool.ALL_KILLED)
+
+
+def test_files_of_tests_are_chosen_by_what_they_run_in_their_time():
+    mapping = importlib.import_module("map_tests")
+    reached = {
+        "often": {1: 9.0, 2: 9.0},
+        "slow": {1: 9.0, 2: 9.0, 3: 1.0},
+        "once": {1: 1.0},
+        **{f"again {i}": {2: 8.0} for i in range(mapping.COVER)},
+    }
+    seconds = dict.fromkeys(reached, 1.0) | {"slow": 90.0}
+    files = mapping.chosen(reached, seconds)
+    assert files[0] == "often"
+    assert files[-1] == "slow", "the only one that reaches the third line"
+    for line in (1, 2, 3):
+        reaching = [test for test in files if line in reached[test]]
+        assert len(reaching) >= min(mapping.COVER, sum(line in r for r in reached.values()))

@@ -104,7 +104,8 @@ class Memory:
         """True if all pages of a range are known and the same to the driver.
 
         Prefetches to `Host()` leave the identifier -1 or, from a batch, 0 in its records: they read
-        the same, and differ where the driver steps through them (topic "batches").
+        the same, and differ where the driver steps through them (topics "batch" and
+        "read-back").
         """
         span = self.span(start, size)
         states = set().union(*(self.pages[i] for i in span))

@@ -24,8 +24,8 @@ mm_refuse_size(PyObject *value)
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
-/* True if strided elements fill their extent without a gap or an overlap: each axis must step over
- * exactly the bytes that those before it cover, in some order. */
+/* True if strided elements fill their extent without a gap or an overlap: in some order of the axes,
+ * each steps over exactly the bytes that those before it cover. */
 static bool
 fills_extent(const mm_array_layout *layout)
 {

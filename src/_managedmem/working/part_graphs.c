@@ -62,7 +62,7 @@ add_nodes(node_list *nodes, const CUgraphNode *added, size_t count, mm_status *s
 
     grown.list = mm_grow(grown.list, &grown.capacity, needed, sizeof *grown.list, st);
     *nodes = grown;
-    if (grown.list == NULL || grown.capacity < needed) {
+    if (grown.list == NULL || grown.capacity < needed) { /* the first is for the analyzer */
         return count > 0 ? -1 : 0;
     }
     for (size_t i = 0; i < count; i++) {
