@@ -244,10 +244,10 @@ class Weights:
     def others(self) -> dict[str, Callable[[Meter], Measured]]:
         """What libraries have for the same."""
         found: dict[str, Callable[[Meter], Measured]] = {}
-        if library("diffusers.hooks"):
-            found["diffusers leaf"] = lambda meter: self.diffusers(meter, "leaf")
-            found["diffusers block"] = lambda meter: self.diffusers(meter, "block")
         if library("accelerate"):
+            if library("diffusers.hooks"):  # which call accelerate, and do not require it
+                found["diffusers leaf"] = lambda meter: self.diffusers(meter, "leaf")
+                found["diffusers block"] = lambda meter: self.diffusers(meter, "block")
             found["accelerate"] = self.accelerate
         return found
 
