@@ -4,6 +4,7 @@ import contextlib
 import linecache
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -135,7 +136,12 @@ class TestStates:
             pass
         assert other.complete
 
-    def trace_once(self, at, first=None, acts=True):
+    def trace_once(self, *arguments):
+        """In a thread: Python goes on handling an interrupt that came as a handler ended."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.trace_here, *arguments).result()
+
+    def trace_here(self, at, first=None, acts=True):
         """Trace, with an interrupt at that line of the trace's code; how many lines there were.
 
         With `first`, that method of the recorder is interrupted before, when it begins or when it

@@ -23,6 +23,7 @@ from offloaded import (
     nn,
     plain,
     same,
+    use_device,
 )
 from programs import run_python
 from tensors import assert_same, mt, small_model, snapshot, torch
@@ -318,8 +319,7 @@ class TestForward:
             return torch.autograd.grad(module(mine, order).sum(), mine)[0]
 
         def work(seed):
-            if handle.device.type == "cuda":
-                torch.cuda.set_device(handle.device)  # cuBLAS warns in threads without a context
+            use_device(handle)
             chance = random.Random(seed)
             for number in range(40):
                 order = [chance.randrange(8) for _ in range(chance.randrange(1, 9))]

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from offloaded import LAYER, WIDTH, assert_same_module, batch, layers, nn, same
+from offloaded import LAYER, WIDTH, assert_same_module, batch, layers, nn, same, use_device
 from tensors import mt, torch
 
 DEVICE = 0
@@ -278,10 +278,7 @@ class TestWarnings:
             inputs = batch(handle)
 
             def work():
-                if handle.device.type == "cuda":
-                    torch.cuda.set_device(
-                        handle.device
-                    )  # cuBLAS warns in threads without a context
+                use_device(handle)
                 try:
                     for _ in range(5):
                         model(inputs).sum().backward()

@@ -32,6 +32,12 @@ def plain(model, handle):
     return copy.deepcopy(model).to(handle.device)
 
 
+def use_device(handle):
+    """Make the device current in a thread: cuBLAS warns where a thread has no context."""
+    if handle.device.type == "cuda":
+        torch.cuda.set_device(handle.device)
+
+
 def same(one, other):
     """True if two tensors have the same bits."""
     return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
