@@ -34,6 +34,7 @@ class Result:
     median: float
     spread: float = 0.0  # half the distance between the quartiles, as a part of the median
     count: int = 1  # of repetitions; 0 where only the median and the spread were kept
+    least: float | None = None  # of several, which other work on the machine disturbs least
 
     @property
     def varies(self) -> bool:
@@ -46,7 +47,7 @@ class Result:
         if len(values) < 2 or not median:
             return cls(median, 0.0, len(values))
         low, _, high = statistics.quantiles(values, n=4)
-        return cls(median, abs((high - low) / 2 / median), len(values))
+        return cls(median, abs((high - low) / 2 / median), len(values), min(values))
 
 
 @dataclass(frozen=True)

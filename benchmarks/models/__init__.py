@@ -45,6 +45,12 @@ GROUPS = {
         " Loaded are the bytes of a call, beside those of what is not on the device. Launches are"
         " of a kernel on 64 numbers, four after each layer.",
     ),
+    "captured": group_of(
+        "captured",
+        "Captured decoding",
+        "Tokens of a decoder of GPT-2's shape with a static cache, and a wait after each; half of"
+        " its weights are in the budget. Captured: one call is captured, and replayed.",
+    ),
     "mixture": group_of(
         "mixture",
         "A mixture of experts",

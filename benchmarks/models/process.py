@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -115,13 +115,21 @@ def difference(mine: list[Any], theirs: list[Any]) -> float:
 
 
 def ratios(results: dict[str, Result], by_hand: tuple[str, ...]) -> str:
-    """The medians as multiples of the fastest by hand."""
+    """The medians as multiples of the fastest by hand, and the least values as that of its least.
+
+    On a machine that others use, the least ones say more.
+    """
     medians = {name: found.median for name, found in results.items()}
     hand = min(medians.keys() & set(by_hand), key=medians.__getitem__, default=None)
     if hand is None or not medians[hand]:
         return ""
-    each = (f"{name} {median / medians[hand]:.2f}" for name, median in medians.items())
-    return f"in times {hand}: {'; '.join(each)}"
+    note = f"in times {hand}: {multiples(medians, hand)}"
+    least = {name: found.least for name, found in results.items() if found.least is not None}
+    return f"{note} (the least values: {multiples(least, hand)})" if hand in least else note
+
+
+def multiples(values: Mapping[str, float], unit: str) -> str:
+    return "; ".join(f"{name} {value / values[unit]:.2f}" for name, value in values.items())
 
 
 def rows_of(job: Any, found: dict[str, Found]) -> Iterator[Row]:

@@ -626,7 +626,7 @@ class TestCommand:
     @pytest.mark.emulator_only
     def test_times_of_the_emulated_driver_are_refused(self):
         for names in (["overhead"], ["tracing", "overhead"], []):
-            with pytest.raises(SystemExit, match=r"mean nothing.*attribution, diffusion, experts"):
+            with pytest.raises(SystemExit, match=r"mean nothing.*attribution, captured, diffusion"):
                 command.main(names)
 
     @pytest.mark.emulator_only

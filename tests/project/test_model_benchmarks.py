@@ -28,6 +28,7 @@ FIGURES = {
         *(*GENERATION, *LAUNCHES, "offload() itself", "loaded, a call", "taken"),
         *("a token", "taken"),
     ],
+    "captured": ["a token", "taken"],
     "mixture": [*GENERATION, "offload() itself", "loaded, a call", "taken"],
     "training": ["a step", "taken"],
     "diffusion": ["four steps", "offload() itself", "loaded, a call", "taken"],
