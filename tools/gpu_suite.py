@@ -3,8 +3,9 @@
     python tools/gpu_suite.py whole files sanitizer benchmarks --record docs/results
     python tools/gpu_suite.py two_devices --record docs/results
 
-- whole: the test suite in one process, with examples and the conformance program among its tests
-- files: each test file in a process of its own, in a random order that --seed repeats
+- whole: the test suite in one process, with the conformance program among its tests
+- files: each test file in a process of its own, in a random order that --seed repeats; also those
+  of programs such as the examples, whose tests start processes
   (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold;
   files that measure the whole device run alone, after the others)
 - two_devices: the tests that one device skips
@@ -134,14 +135,13 @@ def need_passed(name, found):
 
 
 def files_of_tests():
-    """Those that need a GPU; last the files whose tests mostly run in processes of their own."""
-    found = (ROOT / "tests").glob("**/test_*.py")
-    chosen = (f for f in found if f.parent.name != "project" or f.stem in USING_A_GPU)
-    return sorted(chosen, key=lambda file: (file.parent.name == "project", file))
+    """Those that need a GPU."""
+    found = sorted((ROOT / "tests").glob("**/test_*.py"))
+    return [f for f in found if f.parent.name != "project" or f.stem in USING_A_GPU]
 
 
 def run_whole(options):
-    files = [str(file) for file in files_of_tests()]
+    files = [str(file) for file in files_of_tests() if file.parent.name != "project"]
     found = run_tests("whole", files, options.log, options.timeout)
     return need_passed("whole", found)
 

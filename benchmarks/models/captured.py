@@ -119,6 +119,7 @@ def made(place: Place) -> Any:
     torch.manual_seed(7)
     with torch.device(place.device):
         model = Decoder(*shape(place)).to(place.dtype)
+    place.give_back()
     return model.eval().requires_grad_(False)
 
 

@@ -167,6 +167,9 @@ class Mixture(Weights):
 
     def contenders(self) -> dict[str, Any]:
         found = super().contenders()
+        found["resident, as modules"] = lambda meter: self.measured(
+            meter, self.as_modules(self.made())
+        )
         found["ours, read only"] = lambda meter: self.ours(meter, read_only=True)
         found["ours, as modules"] = lambda meter: self.ours(meter, self.as_modules)
         return found

@@ -62,7 +62,18 @@ def test_the_suite_on_a_gpu_leaves_out_files_that_only_read_sources(tools):
     left_out = {file for file in files if file.parent.name == "project"} - set(found)
     assert len(found) == len(set(found)) and set(found) == files - left_out
     assert {file.stem for file in files - left_out} >= tools.suite.USING_A_GPU | tools.suite.ALONE
-    assert found[-1] == ROOT / "tests" / "project" / "test_examples.py"
+
+
+def test_one_process_leaves_out_the_tests_of_programs(tools, tmp_path, monkeypatch):
+    options = tools.suite.argparse.Namespace(log=tmp_path, timeout=60)
+    ran = []
+    monkeypatch.setattr(
+        tools.suite, "run_tests", lambda name, files, *_: ran.extend(files) or {"counts": {}}
+    )
+    monkeypatch.setattr(tools.suite, "need_passed", lambda name, found: found)
+    tools.suite.run_whole(options)
+    left_out = {file.stem for file in tools.suite.files_of_tests() if str(file) not in ran}
+    assert left_out == tools.suite.USING_A_GPU
 
 
 def test_tests_are_counted_by_their_end(tools, tmp_path):
