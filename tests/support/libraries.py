@@ -30,6 +30,9 @@ def find(module):
             found = importlib.import_module(module)
     except ImportError as error:
         return None, f"needs {module}: {error}"
+    if module == "jax" and not EMULATED:  # its search for devices makes the last one current
+        found.devices()
+        managedmem.Device(0).set_current()
     gc.collect()
     gc.freeze()  # as in conftest: collections need not visit a library's thousands of objects
     return found, None
