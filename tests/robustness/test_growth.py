@@ -89,18 +89,26 @@ def test_nothing_is_left(name, monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
     run_python(
         f"""
-        import ctypes, gc
+        import ctypes, gc, time
         from itertools import pairwise
         import c_heap
         from driver import raw_driver
         from managedmem import *
         PAGE = 4096
 
-        def in_use():
+        def counted():
             Device(0).sync()
             gc.collect()
             emulator.clear_calls()
             return c_heap.reader()(), emulator.live().events
+
+        def in_use():
+            "What stays when the thread of the trace has read what waits for it."
+            before = None
+            while before != (now := counted()):
+                before = now
+                time.sleep(0.02)
+            return now
 
         buffer = empty(16 * PAGE)
         stream = Stream()
