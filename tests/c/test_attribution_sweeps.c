@@ -5,6 +5,7 @@
 #include "attributed_events.h"
 #include "failing_allocations.h"
 #include "trace/event_order.h"
+#include "trace/host_views.h"
 
 /* --- order ---------------------------------------------------------------------------------- */
 
@@ -142,7 +143,9 @@ make_trace(void)
         e->end = start + next_random(3000);
         e->source = (int16_t)((int)next_random(4) - 1);
         e->destination = (int16_t)((int)next_random(4) - 1);
-        e->cause = (uint8_t)next_random(MM_CAUSES);
+        do { /* host views, which change causes, are in test_attribution */
+            e->cause = (uint8_t)next_random(MM_CAUSES);
+        } while (mm_is_host_view(e));
         e->access = (uint8_t)next_random(4);
         if (!mm_event_is_divisible(e)) {
             e->amount = 1;
