@@ -619,6 +619,7 @@ static const struct topic topics[] = {
     {"range attributes", topic_range_attributes, false, 1, 0},
     {"range attributes, plural", topic_range_attributes_plural, false, 1, 0},
     {"batch", topic_batch, false, 1, 13000},
+    {"batch to hosts", topic_batch_hosts, false, 1, 13000},
     {"batch checks", topic_batch_checks, false, 1, 13000},
     {"discarded bytes", topic_discarded_bytes, false, 1, 13000},
     {"page map", topic_page_map, false, 1, 0},

@@ -6,6 +6,7 @@
 
 /* batches.c */
 void topic_batch(struct fixture *f);
+void topic_batch_hosts(struct fixture *f);
 void topic_batch_checks(struct fixture *f);
 void topic_discarded_bytes(struct fixture *f);
 void topic_page_map(struct fixture *f);

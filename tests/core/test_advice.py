@@ -216,6 +216,23 @@ class TestLastPrefetchLocation:
         assert buf.last_prefetch_location is None
         assert buf[:PAGE].last_prefetch_location is device0
 
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda part: managedmem.prefetch(
+                [part[:PAGE], part[2 * PAGE :]], Host(), dispatch="batch"
+            ),
+            lambda part: part.discard_prefetch(Host()),
+            lambda part: managedmem.discard_prefetch([part[:PAGE], part[2 * PAGE :]], Host()),
+        ],
+        ids=["batch", "discard", "discards"],
+    )
+    def test_is_one_record_of_the_host_whatever_the_call(self, buf, call):
+        """The driver keeps the number of a host that a call has in an array."""
+        buf.prefetch(Host())
+        call(buf[: 3 * PAGE])
+        assert buf.last_prefetch_location == Host()
+
     def test_survives_a_discard(self, buf, device0):
         buf.prefetch(device0)
         buf.discard()

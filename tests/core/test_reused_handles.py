@@ -88,7 +88,7 @@ class TestStreams:
 
 class TestPools:
     def reused(self, first):
-        """A new stream with the handle."""
+        """A new stream with the handle, or None."""
         others = [make_stream()]
         while others[-1].value != first.value and len(others) < 8:
             others.append(make_stream())
@@ -97,7 +97,7 @@ class TestPools:
             destroy_stream(other)
         if found.value != first.value:
             destroy_stream(found)
-            pytest.skip("the driver gave the new streams other handles")
+            return None
         return found
 
     def test_a_buffer_is_not_freed_in_the_order_of_a_stranger(self):
@@ -109,6 +109,9 @@ class TestPools:
             buffer.fill(1, stream=first.value)
             destroy_stream(first)
             second = self.reused(first)
+            if second is None:
+                buffer.close(stream=0)  # drivers crash in calls with `first`
+                pytest.skip("the driver gave the new streams other handles")
             buffer.close()
             assert resource.attributes.used_mem_current == used + PAGE
             other = resource.allocate(PAGE, stream=second.value)  # with that handle, and yet

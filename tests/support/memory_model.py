@@ -1,14 +1,13 @@
 """A model of managed memory in plain Python: the bytes, and the advice of each page.
 
-It uses nothing of the library but its locations. `Memory` holds what an operation must have done.
-Where drivers may differ, it keeps every allowed state until an observed state decides.
+It does not use the library. `Memory` holds what an operation must have done. Where drivers may
+differ, it keeps every allowed state until an observed state decides.
 """
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from constants import PAGE
-from managedmem import Host
 
 
 class Page(NamedTuple):
@@ -101,16 +100,8 @@ class Memory:
         return range(start // PAGE, (start + size - 1) // PAGE + 1) if size else range(0)
 
     def alike(self, start, size):
-        """True if all pages of a range are known and the same to the driver.
-
-        Prefetches to `Host()` leave the identifier -1 or, from a batch, 0 in its records: they read
-        the same, and differ where the driver steps through them (topics "batch" and
-        "read-back").
-        """
-        span = self.span(start, size)
-        states = set().union(*(self.pages[i] for i in span))
-        to_host = any(page.last_prefetch_location == Host() for page in states)
-        return len(states) <= 1 and (len(span) <= 1 or not to_host)
+        """True if all pages of a range are known and the same."""
+        return len(set().union(*(self.pages[i] for i in self.span(start, size)))) <= 1
 
     def tell(self, start, size, change: Callable[[Page], Page], *, certain: bool):
         """Changes the pages of a range. If not certain, each page may also stay as it is."""

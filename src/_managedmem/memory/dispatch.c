@@ -57,7 +57,7 @@ mm_batch_arrays_fill(mm_batch_arrays *arrays, const mm_batch *b, bool all)
         arrays->sizes[count] = transfer->range.size;
         if (count == 0
             || !mm_same_location(transfer->location, arrays->location[arrays->locations - 1])) {
-            arrays->location[arrays->locations] = transfer->location;
+            arrays->location[arrays->locations] = mm_location_in_array(transfer->location);
             arrays->first[arrays->locations++] = count;
         }
         count++;

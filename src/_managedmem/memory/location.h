@@ -65,6 +65,16 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
                || a.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
+/* A location for a call with an array of locations. The driver records the number of a host that it
+ * gets there, and CU_DEVICE_CPU where a call has one location: queries join equal records only. */
+static inline CUmemLocation
+mm_location_in_array(CUmemLocation location)
+{
+    return location.type == CU_MEM_LOCATION_TYPE_HOST
+               ? mm_location(CU_MEM_LOCATION_TYPE_HOST, CU_DEVICE_CPU)
+               : location;
+}
+
 /* The member of a set for a device or the host; 0 for NUMA hosts, which no set holds. */
 mm_location_set mm_location_bit(CUmemLocation location);
 

@@ -35,6 +35,7 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation loc
                CUstream stream, mm_status *st)
 {
     const char *function = "cuMemPrefetchAsync";
+    CUmemLocation locations[] = {mm_location_in_array(location)};
     size_t first = 0;
     CUresult code;
 
@@ -48,7 +49,7 @@ mm_range_issue(mm_driver *cu, mm_operation op, mm_range range, CUmemLocation loc
         code = cu->MemDiscardBatchAsync(&range.start, &range.size, 1, 0, stream);
     } else {
         function = "cuMemDiscardAndPrefetchBatchAsync";
-        code = cu->MemDiscardAndPrefetchBatchAsync(&range.start, &range.size, 1, &location, &first,
+        code = cu->MemDiscardAndPrefetchBatchAsync(&range.start, &range.size, 1, locations, &first,
                                                    1, 0, stream);
     }
     if (code == CUDA_SUCCESS) {
