@@ -279,7 +279,10 @@ class TestForward:
             inputs = batch(handle, rows=seed + 1)
             with torch.no_grad():
                 expected = reference(inputs)
-                stream = torch.cuda.Stream() if handle.device.type == "cuda" else None
+                stream = None
+                if handle.device.type == "cuda":
+                    stream = torch.cuda.Stream()
+                    stream.wait_stream(torch.cuda.current_stream())  # for inputs and expected
                 with torch.cuda.stream(stream):
                     for _ in range(4):
                         if not same(model(inputs), expected):
