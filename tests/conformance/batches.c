@@ -70,7 +70,7 @@ topic_batch_hosts(struct fixture *f)
     const int numbers[] = {-1, 5};
 
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, numbers[i]};
+        CUmemLocation host = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = numbers[i]};
         CUdeviceptr a = managed(3 * M), b = a + M;
         size_t size = M, zero = 0;
 
