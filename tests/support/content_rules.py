@@ -208,8 +208,7 @@ class ContentRules(Program):
             ),
             MOVING,
         )
-        for piece, start, size, place in chosen:
-            self.prefetched(piece, start, size, place, certain=ok)
+        self.prefetched_together(chosen, certain=ok)
 
     @precondition(lambda self: self.pieces)
     @rule(draws=several, on=picks, place=picks, moves=flags)

@@ -103,8 +103,7 @@ class Machine(MemoryRules, ContentRules, AdviceRules):
         )
         assert not (ok and gone), "a plan with closed memory was executed"
         if not gone:
-            for piece, start, size, place in entries:
-                self.prefetched(piece, start, size, place, certain=ok)
+            self.prefetched_together(entries, certain=ok)
 
     @precondition(lambda self: self.plans)
     @rule(pick=picks)

@@ -202,6 +202,18 @@ class Program(RuleBasedStateMachine):
         else:
             piece.buffer.close()
 
+    def prefetched_together(self, entries, *, certain):
+        """Record a prefetch of several ranges. Adjacent ones are one, of pages that may differ."""
+        states = {}
+        for piece, start, size, _ in entries:
+            pages = piece.memory.span(piece.start + start, size)
+            states.setdefault(id(piece.memory), set()).update(
+                *(piece.memory.pages[i] for i in pages)
+            )
+        for piece, start, size, place in entries:
+            alike = len(states[id(piece.memory)]) == 1
+            self.prefetched(piece, start, size, place, certain=certain and alike)
+
     def prefetched(self, piece, start, size, place, *, certain):
         """Record a prefetch. Where pages differ, a driver may leave some records unchanged."""
         begin = piece.start + start
