@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,10 +15,9 @@ from managedmem._units import size_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_RUN = Struct("<QQBBBxI")
-_WHERE = ("host", "not on host", "host and device", "device")
-_EVIDENCE = ("page map", "page map + prefetch", "page map + trace")
-_HOST, _NOT_HOST, _BOTH, _ = range(4)
+_RUN = Struct("<QQBBB5x")
+_WHERE = ("host", "not on host")
+_EVIDENCE = ("page map", "page map + prefetch")
 
 
 class Style(NamedTuple):
@@ -32,21 +30,12 @@ class Style(NamedTuple):
 
 STYLES = {
     "host": Style(colours.HOST, "#", "on the host"),
-    "host and device": Style(colours.COPIES, "=", "on both"),
-    "device": Style(colours.DEVICE, "*", "on a device"),
     "not on host": Style(colours.UNKNOWN, ".", "not on the host"),
     MIXED: Style(colours.MIXED, "+", "mixed"),
 }
 
-# Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes, traced or not.
-_Record = tuple[int, int, int, bytes, dict[int, int] | None, bool]
-# None: no trace ran; True: it was read; else the reason that it was not.
-_TraceUse = bool | str | None
-
-_FOREIGN = (
-    "a trace does not show the places of memory that other code allocated, because it does not see "
-    "when"
-)
+# Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes.
+_Record = tuple[int, int, int, bytes, dict[int, int] | None]
 
 
 class ResidencyRun(NamedTuple):
@@ -56,16 +45,12 @@ class ResidencyRun(NamedTuple):
     """Bytes from the start of the memory; of several targets, as if they lay end to end."""
     nbytes: int
     where: str
-    """"host", or "not on host". A running trace also shows "device", for pages that only devices
-    have, and "host and device", for those that are duplicated."""
+    """"host" or "not on host". Pages on the host can have copies on devices too."""
     evidence: str
-    """"page map"; "page map + trace" where a running trace shows all processors that have the
-    pages; "page map + prefetch" where the last prefetch, a hint, was to a device."""
+    """"page map", or "page map + prefetch" where the last prefetch, a hint, was to a device."""
     last_prefetch_location: Device | Host | None
     """For pages that are not on the host, the destination of their last prefetch. None if there was
     none or it is not known."""
-    devices: tuple[Device, ...] = ()
-    """The devices that have the pages. Empty if they have none, and where that is not known."""
 
 
 class Residency:
@@ -75,8 +60,7 @@ class Residency:
     certainty. All other bytes are not on the host: on a device, never used, discarded, or in host
     memory that the host has not touched, after an eviction or where a device wrote first to pages
     that prefer the host. No driver call distinguishes these. The last
-    prefetch of such pages is a hint, because they can have moved since. A running trace
-    distinguishes them: it shows the place of each page that has moved since it began.
+    prefetch of such pages is a hint, because they can have moved since.
 
     Sizes are in bytes. Bytes of a page that lie outside of the memory do not count.
     """
@@ -84,48 +68,27 @@ class Residency:
     __slots__ = (
         "_hints",
         "_records",
-        "_trace",
         "nbytes",
         "numa",
-        "on_device",
         "on_host",
-        "problem",
-        "untouched",
     )
 
     _records: tuple[_Record, ...]
     _hints: tuple[Device | Host, ...]
-    _trace: _TraceUse
     nbytes: int
     """The size of the memory; of several targets the sum."""
     on_host: int
     """Bytes that are on the host, those included that devices have too."""
-    on_device: dict[Device, int] | None
-    """The bytes that a running trace shows on each device; bytes with several copies count on each.
-    Other bytes that are not on the host can be on a device too. None if no trace was used."""
-    problem: str | None
-    """The reason that a running trace shows no places here; None if it does, or if none runs."""
-    untouched: int | None
-    """Bytes that were never used; None, because nothing shows them."""
     numa: dict[int, int] | None
     """The bytes on the host by NUMA node. None on a machine with one node, and where this process
     may not ask."""
 
-    def __init__(
-        self,
-        records: tuple[_Record, ...],
-        hints: tuple[Device | Host, ...],
-        trace: _TraceUse = None,
-    ) -> None:
+    def __init__(self, records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> None:
         values = {
             "_records": records,
             "_hints": hints,
-            "_trace": trace,
             "nbytes": sum(record[1] for record in records),
             "on_host": sum(record[2] for record in records),
-            "on_device": _on_devices(records),
-            "problem": _problem(records, trace),
-            "untouched": None,
             "numa": _sums(record[4] for record in records),
         }
         for name, value in values.items():
@@ -135,7 +98,7 @@ class Residency:
         raise AttributeError("a Residency cannot be changed")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Residency, (self._records, self._hints, self._trace)
+        return Residency, (self._records, self._hints)
 
     @property
     def not_on_host(self) -> int:
@@ -157,9 +120,8 @@ class Residency:
                 _WHERE[where],
                 _EVIDENCE[evidence],
                 self._hints[hint - 1] if hint else None,
-                _devices(devices),
             )
-            for offset, nbytes, where, evidence, hint, devices in self._raw_runs()
+            for offset, nbytes, where, evidence, hint in self._raw_runs()
         )
 
     @property
@@ -167,21 +129,17 @@ class Residency:
         """One for each target."""
         if len(self._records) == 1:
             return (self,)
-        return tuple(Residency((record,), self._hints, self._trace) for record in self._records)
+        return tuple(Residency((record,), self._hints) for record in self._records)
 
     @property
     def last_asked_to(self) -> dict[Device | Host, int]:
         """The bytes that are not on the host by the location of their last prefetch."""
-        return self._asked(range(len(_WHERE)))
-
-    def _asked(self, places: Container[int]) -> dict[Device | Host, int]:
-        """The bytes in these places by the location of their last prefetch."""
-        found: dict[Device | Host, int] = {}
-        for _, nbytes, where, _, hint, _ in self._raw_runs():
-            if hint and where in places:
+        asked: dict[Device | Host, int] = {}
+        for _, nbytes, _, _, hint in self._raw_runs():
+            if hint:
                 location = self._hints[hint - 1]
-                found[location] = found.get(location, 0) + nbytes
-        return found
+                asked[location] = asked.get(location, 0) + nbytes
+        return asked
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values for JSON; locations as texts such as "Device(0)"."""
@@ -192,17 +150,10 @@ class Residency:
             "on_host": self.on_host,
             "not_on_host": self.not_on_host,
             "fraction_on_host": self.fraction_on_host,
-            "on_device": _by_text(self.on_device),
-            "untouched": self.untouched,
-            "problem": self.problem,
             "numa": None if self.numa is None else {str(node): n for node, n in self.numa.items()},
             "last_asked_to": {str(location): nbytes for location, nbytes in asked},
             "runs": [
-                {
-                    **run._asdict(),
-                    "last_prefetch_location": _text_or_none(run.last_prefetch_location),
-                    "devices": [str(device) for device in run.devices],
-                }
+                run._asdict() | {"last_prefetch_location": _text_or_none(run.last_prefetch_location)}
                 for run in self.runs
             ],
         }
@@ -212,25 +163,16 @@ class Residency:
 
     def _text(self, *, hints: bool = True) -> str:
         """The bytes by place; with hints, also where the rest was last prefetched to."""
-        found = _Places(self._raw_runs())
-        parts = [f"{size_text(self.on_host)} on the host"]
-        if found.both:
-            parts[0] += f" ({_list(found.both, 'also on {}')})"
-        parts += [f"{size_text(nbytes)} on {name}" for name, nbytes in found.devices.items()]
-        if found.unknown or not found.devices:
-            rest = f"{size_text(found.unknown)} not on the host"
-            parts.append(rest + (self._hint_text(found.unknown) if hints else ""))
-        return f"{size_text(self.nbytes)}: {', '.join(parts)}"
+        sizes = map(size_text, (self.nbytes, self.on_host, self.not_on_host))
+        text = "{}: {} on the host, {} not on the host".format(*sizes)
+        return text + self._hint_text() if hints else text
 
-    def _hint_text(self, unknown: int) -> str:
-        asked = {
-            str(to): nbytes
-            for to, nbytes in self._asked((_NOT_HOST,)).items()
-            if isinstance(to, Device)
-        }
-        if list(asked.values()) == [unknown]:
+    def _hint_text(self) -> str:
+        asked = {to: n for to, n in self.last_asked_to.items() if isinstance(to, Device)}
+        if list(asked.values()) == [self.not_on_host]:
             return f" (last asked to {next(iter(asked))})"
-        return f" ({_list(asked, 'last asked to {}')})" if asked else ""
+        texts = [f"{size_text(nbytes)} last asked to {to}" for to, nbytes in asked.items()]
+        return f" ({', '.join(texts)})" if texts else ""
 
     def __repr__(self) -> str:
         return f"<managedmem.Residency {self}>"
@@ -238,9 +180,8 @@ class Residency:
     def bar(self, width: int = 64) -> str:
         """The text, and below it a bar of the memory from its first byte to its last.
 
-        ``#`` is on the host, ``.`` is not. A running trace also shows ``*``, on a device, and
-        ``=``, on both. ``+`` is mixed. ``width`` is the number of signs, 1 to 4096. Raises
-        ValueError for others, TypeError unless it is an int.
+        ``#`` is on the host, ``.`` is not, ``+`` is mixed. ``width`` is the number of signs, 1 to
+        4096. Raises ValueError for others, TypeError unless it is an int.
         """
         if isinstance(width, bool) or not isinstance(width, int):
             raise TypeError(f"width must be an int, got {width!r}")
@@ -279,7 +220,7 @@ class Residency:
         styles = {where: (style.colour, style.name) for where, style in STYLES.items()}
         return html_of(columns, styles, str(self)) if columns else ""
 
-    def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+    def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int]]:
         starts = accumulate((record[1] for record in self._records), initial=0)
         for start, record in zip(starts, self._records, strict=False):
             for offset, *rest in _RUN.iter_unpack(record[3]):
@@ -298,27 +239,6 @@ def _styles(columns: Columns[str]) -> list[Style]:
     return [style for where, style in STYLES.items() if where in seen]
 
 
-class _Places:
-    """The bytes by places, as the text needs them; several devices have one name together."""
-
-    def __init__(self, runs: Iterator[tuple[int, int, int, int, int, int]]) -> None:
-        self.unknown = 0
-        self.devices: dict[str, int] = {}
-        self.both: dict[str, int] = {}
-        for _, nbytes, where, _, _, devices in runs:
-            if where == _NOT_HOST:
-                self.unknown += nbytes
-            elif where != _HOST:
-                found = self.both if where == _BOTH else self.devices
-                name = " and ".join(map(str, _devices(devices)))
-                found[name] = found.get(name, 0) + nbytes
-
-
-def _list(found: dict[str, int], text: str) -> str:
-    """The sizes, each with the text for its name."""
-    return ", ".join(f"{size_text(nbytes)} {text.format(name)}" for name, nbytes in found.items())
-
-
 def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
     """The sums by node; None if no target has any."""
     found: dict[int, int] = {}
@@ -332,42 +252,10 @@ def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
     return found if known else None
 
 
-@lru_cache
-def _devices(bits: int) -> tuple[Device, ...]:
-    """The devices of a set of bits; a Residency has up to millions of runs, and few such sets."""
-    return tuple(Device(number) for number in range(bits.bit_length()) if bits >> number & 1)
-
-
-def _on_devices(records: tuple[_Record, ...]) -> dict[Device, int] | None:
-    """The bytes on each device; None if a trace was read for none of the records."""
-    found: dict[int, int] = {}
-    for record in records:
-        for _, nbytes, _, _, _, devices in _RUN.iter_unpack(record[3]) if record[5] else ():
-            found[devices] = found.get(devices, 0) + nbytes
-    sums: dict[Device, int] = {}
-    for bits, nbytes in sorted(found.items()):
-        for device in _devices(bits):
-            sums[device] = sums.get(device, 0) + nbytes
-    return sums if any(record[5] for record in records) else None
-
-
-def _problem(records: tuple[_Record, ...], trace: _TraceUse) -> str | None:
-    if isinstance(trace, str):
-        return f"the running trace does not show the places of pages: {trace}"
-    unknown = any(record[1] and not record[5] for record in records)
-    return _FOREIGN if trace and unknown else None
-
-
-def _by_text(found: dict[Device, int] | None) -> dict[str, int] | None:
-    return None if found is None else {str(device): nbytes for device, nbytes in found.items()}
-
-
 def _text_or_none(location: Device | Host | None) -> str | None:
     return None if location is None else str(location)
 
 
-def make(
-    records: tuple[_Record, ...], hints: tuple[Device | Host, ...], trace: _TraceUse
-) -> Residency:
+def make(records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> Residency:
     """A Residency for the extension, from the places of its targets."""
-    return Residency(records, hints, trace)
+    return Residency(records, hints)

@@ -7,7 +7,6 @@
 #include <stdbool.h>
 
 #include "failing_allocations.h"
-#include "memory/event.h"
 #include "memory/page_places.h"
 #include "world.h"
 
@@ -132,15 +131,13 @@ prefetch(mm_range range, int device)
     CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
 }
 
-static const mm_page_holders no_holders;
-
 static int
 read_one(mm_presence_source *source, mm_range range, mm_places *places, mm_status *st)
 {
     mm_batch batch;
 
     mm_batch_one(&batch, range, mm_host());
-    return mm_places_read(world.cu, source, &batch, &no_holders, places, st);
+    return mm_places_read(world.cu, source, &batch, places, st);
 }
 
 /* Runs of one range, with offsets and sizes in bytes; hint is the device, -1 the host, NONE
@@ -386,73 +383,6 @@ places_have_the_bytes_of_nodes(void)
     mm_memory_release(m);
 }
 
-typedef struct {
-    uint64_t offset, size;
-    mm_place place;
-    mm_place_evidence evidence;
-    uint32_t devices;
-} held_run;
-
-/* Checks a range of 8 pages, 2 to 5 on device 0, with these holders of each page. */
-static void
-check_held(const uint32_t *holders, mm_range range, const held_run *expected, size_t count)
-{
-    mm_held_span span = {range.start / page_size() * page_size(), 0, 0, 0};
-    mm_page_holders held = {.span = &span, .count = 1, .page = (uint32_t *)(uintptr_t)holders};
-    mm_batch batch;
-    mm_places places;
-    mm_status st;
-
-    span.end = span.start + 8 * page_size();
-    mm_batch_one(&batch, range, mm_host());
-    CHECK_OK(mm_places_read(world.cu, &mm_kernel_presence, &batch, &held, &places, &st), &st);
-    CHECK(places.range[0].traced);
-    CHECK_EQUAL(places.range[0].count, count);
-    for (size_t i = 0; i < count; i++) {
-        const mm_place_run *run = &places.range[0].run[i];
-        CHECK_EQUAL(run->offset, expected[i].offset);
-        CHECK_EQUAL(run->size, expected[i].size);
-        CHECK_EQUAL(run->place, expected[i].place);
-        CHECK_EQUAL(run->evidence, expected[i].evidence);
-        CHECK_EQUAL(run->devices, expected[i].devices);
-        CHECK_EQUAL(run->hint != 0, expected[i].place % 2 == 1); /* not on the host */
-    }
-    mm_places_free(&places);
-}
-
-#define CHECK_HELD(holders, range, ...)                             \
-    check_held((holders), (range), (const held_run[]){__VA_ARGS__}, \
-               sizeof((const held_run[]){__VA_ARGS__}) / sizeof(held_run))
-
-static void
-holders_show_places_where_the_page_map_agrees(void)
-{
-    const uint32_t host = (uint32_t)1 << MM_SET_HOST_BIT, none = 0;
-    const uint32_t holders[] = {host, host | 3, 3, 2, host | 1, none, 1, none};
-    const uint32_t contrary[] = {1, 1, host, host, host, host, 1, 1};
-    mm_memory *m = allocate(8);
-    uint64_t page = page_size();
-
-    store(pages_of(m, 0, 8));
-    prefetch(pages_of(m, 2, 4), 0);
-    CHECK_HELD(holders, pages_of(m, 0, 8), {0, page, MM_PLACE_HOST, MM_BY_PAGE_MAP_AND_TRACE, 0},
-               {page, page, MM_PLACE_BOTH, MM_BY_PAGE_MAP_AND_TRACE, 3},
-               {2 * page, page, MM_PLACE_DEVICE, MM_BY_PAGE_MAP_AND_TRACE, 3},
-               {3 * page, page, MM_PLACE_DEVICE, MM_BY_PAGE_MAP_AND_TRACE, 2},
-               {4 * page, 2 * page, MM_PLACE_NOT_HOST, MM_BY_PAGE_MAP_AND_PREFETCH, 0},
-               {6 * page, 2 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP, 0});
-    CHECK_HELD(contrary, pages_of(m, 0, 8), {0, 2 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP, 0},
-               {2 * page, 4 * page, MM_PLACE_NOT_HOST, MM_BY_PAGE_MAP_AND_PREFETCH, 0},
-               {6 * page, 2 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP, 0});
-    CHECK_HELD(holders, part_of(m, 10, 4 * page),
-               {0, page - 10, MM_PLACE_HOST, MM_BY_PAGE_MAP_AND_TRACE, 0},
-               {page - 10, page, MM_PLACE_BOTH, MM_BY_PAGE_MAP_AND_TRACE, 3},
-               {2 * page - 10, page, MM_PLACE_DEVICE, MM_BY_PAGE_MAP_AND_TRACE, 3},
-               {3 * page - 10, page, MM_PLACE_DEVICE, MM_BY_PAGE_MAP_AND_TRACE, 2},
-               {4 * page - 10, 10, MM_PLACE_NOT_HOST, MM_BY_PAGE_MAP_AND_PREFETCH, 0});
-    mm_memory_release(m);
-}
-
 int
 main(int argc, char **argv)
 {
@@ -464,7 +394,6 @@ main(int argc, char **argv)
         CHECK_TEST(failed_allocations_leave_nothing),
         CHECK_TEST(systems_whose_page_map_says_nothing_are_refused),
         CHECK_TEST(places_have_the_bytes_of_nodes),
-        CHECK_TEST(holders_show_places_where_the_page_map_agrees),
     };
 
     CHECK(argc == 2);

@@ -619,15 +619,6 @@ class TestStrip:
         assert ticks(axes) == ["place", "last prefetch"]
         assert axes.get_title("left") == "8.0M: 4.0M on the host, 4.0M not on the host"
 
-    def test_title_names_devices_of_a_trace(self, alloc):
-        buffer = alloc(4 * MIB)
-        store(buffer)
-        with managedmem.trace():
-            buffer[: 2 * MIB].prefetch(Device(0))
-            Device(0).sync()
-            title = buffer.residency().plot().get_title("left")
-        assert title == "4.0M: 2.0M on the host, 2.0M on Device(0)"
-
     def test_without_a_prefetch(self, alloc):
         buffer = alloc(MIB)
         store(buffer)

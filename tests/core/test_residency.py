@@ -99,9 +99,9 @@ class TestBytes:
             buffer.range(page * PAGE, PAGE).prefetch(Device(0))
         found = residency(buffer)
         assert found.runs == tuple(
-            (page * PAGE, PAGE, HOST, MAP, None, ())
+            (page * PAGE, PAGE, HOST, MAP, None)
             if page % 2
-            else (page * PAGE, PAGE, OFF, HINT, Device(0), ())
+            else (page * PAGE, PAGE, OFF, HINT, Device(0))
             for page in range(PAGES)
         )
 
@@ -111,11 +111,11 @@ class TestBytes:
         buffer.range(2 * PAGE, PAGE).prefetch(Device(0))
         part = buffer.range(PAGE + 100, 2 * PAGE)
         assert residency(part).runs == (
-            (0, PAGE - 100, HOST, MAP, None, ()),
-            (PAGE - 100, PAGE, OFF, HINT, Device(0), ()),
-            (2 * PAGE - 100, 100, HOST, MAP, None, ()),
+            (0, PAGE - 100, HOST, MAP, None),
+            (PAGE - 100, PAGE, OFF, HINT, Device(0)),
+            (2 * PAGE - 100, 100, HOST, MAP, None),
         )
-        assert residency(buffer.range(2 * PAGE + 7, 9)).runs == ((0, 9, OFF, HINT, Device(0), ()),)
+        assert residency(buffer.range(2 * PAGE + 7, 9)).runs == ((0, 9, OFF, HINT, Device(0)),)
         assert residency(buffer[-1:]).on_host == 1
 
     def test_of_an_empty_buffer(self, alloc):
@@ -197,7 +197,7 @@ class TestPrefetchHints:
         buffer = alloc(SIZE)
         buffer.prefetch(Device(0))
         (run,) = residency(buffer).runs
-        assert run == (0, SIZE, OFF, HINT, Device(0), ())
+        assert run == (0, SIZE, OFF, HINT, Device(0))
 
     def test_of_pages_that_moved_since(self, alloc):
         """The host's pages have none; a fault of the host undoes a prefetch."""
@@ -205,8 +205,8 @@ class TestPrefetchHints:
         buffer.prefetch(Device(0))
         store(buffer[:AROUND])
         assert residency(buffer).runs == (
-            (0, AROUND, HOST, MAP, None, ()),
-            (AROUND, AROUND, OFF, HINT, Device(0), ()),
+            (0, AROUND, HOST, MAP, None),
+            (AROUND, AROUND, OFF, HINT, Device(0)),
         )
 
     def test_name_each_device(self, alloc, device0, device1):
@@ -215,10 +215,10 @@ class TestPrefetchHints:
         buffer.range(2 * PAGE, 3 * PAGE).prefetch(device1)
         found = residency(buffer)
         assert [tuple(run[1:]) for run in found.runs] == [
-            (PAGE, OFF, HINT, device0, ()),
-            (PAGE, OFF, MAP, None, ()),
-            (3 * PAGE, OFF, HINT, device1, ()),
-            (PAGE, OFF, MAP, None, ()),
+            (PAGE, OFF, HINT, device0),
+            (PAGE, OFF, MAP, None),
+            (3 * PAGE, OFF, HINT, device1),
+            (PAGE, OFF, MAP, None),
         ]
         assert found.last_asked_to == {device0: PAGE, device1: 3 * PAGE}
         assert str(found) == (
@@ -258,7 +258,7 @@ class TestPrefetchHints:
             pytest.skip("needs a second NUMA node")
         emulator.touch(buffer, Device(0), write=True)
         (run,) = residency(buffer).runs
-        assert run == (0, 2 * PAGE, OFF, MAP, Host(numa_id=1), ())
+        assert run == (0, 2 * PAGE, OFF, MAP, Host(numa_id=1))
 
 
 class TestTargets:
@@ -270,10 +270,10 @@ class TestTargets:
         found = residency([first, second, first[:0], second[PAGE:]])
         assert (found.nbytes, found.on_host) == (SIZE + 3 * PAGE, SIZE // 2)
         assert found.runs == (
-            (0, SIZE // 2, OFF, HINT, Device(0), ()),
-            (SIZE // 2, SIZE // 2, HOST, MAP, None, ()),
-            (SIZE, 2 * PAGE, OFF, HINT, Device(0), ()),
-            (SIZE + 2 * PAGE, PAGE, OFF, HINT, Device(0), ()),
+            (0, SIZE // 2, OFF, HINT, Device(0)),
+            (SIZE // 2, SIZE // 2, HOST, MAP, None),
+            (SIZE, 2 * PAGE, OFF, HINT, Device(0)),
+            (SIZE + 2 * PAGE, PAGE, OFF, HINT, Device(0)),
         )
         assert [part.nbytes for part in found.parts] == [SIZE, 2 * PAGE, 0, PAGE]
         assert [part.on_host for part in found.parts] == [SIZE // 2, 0, 0, 0]
@@ -302,8 +302,8 @@ class TestTargets:
             target = CudaArray(buffer, shape=(3 * PAGE - 1,), offset=PAGE + 1)
         buffer[: 2 * PAGE].prefetch(Device(0))
         assert residency(target).runs == (
-            (0, PAGE - 1, OFF, HINT, Device(0), ()),
-            (PAGE - 1, 2 * PAGE, HOST, MAP, None, ()),
+            (0, PAGE - 1, OFF, HINT, Device(0)),
+            (PAGE - 1, 2 * PAGE, HOST, MAP, None),
         )
         del target
 
@@ -489,7 +489,7 @@ class TestSystems:
         store(buffer)
         found = buffer.residency()
         buffer.close()
-        assert found.runs == ((0, PAGE, HOST, MAP, None, ()),)
+        assert found.runs == ((0, PAGE, HOST, MAP, None),)
         again = pickle.loads(pickle.dumps(copy.copy(found)))
         assert (again.runs, again.to_dict()) == (found.runs, found.to_dict())
 

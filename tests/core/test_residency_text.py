@@ -70,11 +70,6 @@ class TestText:
         assert found.bar(8) == f"{found}\n[...+####]{legend}, + mixed"
         assert found.bar() == f"{found}\n[{'.' * 30}{'#' * 34}]{legend}"
 
-    def test_bar_with_a_trace(self):
-        found = fabricated([(256 * i, 256, i, 2, 0) for i in range(4)], trace=True)
-        legend = "# on the host, = on both, * on a device, . not on the host"
-        assert found.bar(8) == f"{found}\n[##..==**]  {legend}"
-
     def test_bar_of_nothing(self):
         assert fabricated([]).bar() == "0: 0 on the host, 0 not on the host"
 
@@ -112,9 +107,6 @@ class TestText:
             "on_host": 3 * PAGE,
             "not_on_host": PAGE,
             "fraction_on_host": 0.75,
-            "on_device": None,
-            "untouched": None,
-            "problem": None,
             "last_asked_to": {"Device(0)": PAGE},
             "runs": [
                 {
@@ -123,7 +115,6 @@ class TestText:
                     "where": OFF,
                     "evidence": HINT,
                     "last_prefetch_location": "Device(0)",
-                    "devices": [],
                 },
                 {
                     "offset": PAGE,
@@ -131,7 +122,6 @@ class TestText:
                     "where": HOST,
                     "evidence": MAP,
                     "last_prefetch_location": None,
-                    "devices": [],
                 },
             ],
         }
@@ -142,24 +132,24 @@ class TestText:
         assert numa == {0: 100, 3: 200}
         record = (0, PAGE, 0, packed((0, PAGE, 1, 0, 0)))
         nodes = ({0: 5, 1: 2}, {1: 3}, None)
-        both = make(tuple((*record, each, False) for each in nodes), (), None)
+        both = make(tuple((*record, each) for each in nodes), ())
         assert both.numa == {0: 5, 1: 5}
         assert both.to_dict()["numa"] == {"0": 5, "1": 5}
-        assert make(((*record, None, False),), (), None).numa is None
+        assert make(((*record, None),), ()).numa is None
 
 
-RUN = Struct("<QQBBBxI")
+RUN = Struct("<QQBBB5x")
 
 
 def packed(*runs):
-    return b"".join(RUN.pack(*run, *[0] * (6 - len(run))) for run in runs)
+    return b"".join(RUN.pack(*run) for run in runs)
 
 
-def fabricated(runs, hints=(), numa=None, trace=None):
-    """A Residency of runs: offset, bytes, place, evidence, hint, devices."""
-    on_host = sum(run[1] for run in runs if run[2] in (0, 2))
-    record = (0, sum(run[1] for run in runs), on_host, packed(*runs), numa, trace is True)
-    return make((record,), hints, trace)
+def fabricated(runs, hints=(), numa=None):
+    """A Residency of runs: offset, bytes, place, evidence, hint."""
+    on_host = sum(run[1] for run in runs if run[2] == 0)
+    record = (0, sum(run[1] for run in runs), on_host, packed(*runs), numa)
+    return make((record,), hints)
 
 
 def strip(found):
@@ -176,7 +166,7 @@ def bars(html):
 
 
 class TestPicture:
-    BLUE, MIXED, ORANGE, SKY, GREY = "#0072b2", "#4d4d4d", "#e69f00", "#56b4e9", "#cfcfcf"
+    BLUE, MIXED, GREY = "#0072b2", "#4d4d4d", "#cfcfcf"
 
     def test_shows_the_memory_in_order(self):
         found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
@@ -190,33 +180,20 @@ class TestPicture:
         found = fabricated([(0, 1, 0, 0, 0), (1, 1023, 1, 0, 0)])
         assert strip(found) == [(0, 1, self.MIXED), (1, 255, self.GREY)]
 
-    def test_shows_places_of_a_trace(self):
-        found = fabricated([(256 * i, 256, i, 2, 0) for i in range(4)], trace=True)
-        assert strip(found) == [
-            (0, 64, self.BLUE),
-            (64, 64, self.GREY),
-            (128, 64, self.SKY),
-            (192, 64, self.ORANGE),
-        ]
-        names = ("on the host", "on both", "on a device", "not on the host")
-        places = [found._repr_html_().index(f"</span> {name}") for name in names]
-        assert places == sorted(places)
-        assert "mixed" not in found._repr_html_()
-
     def test_of_less_bytes_than_columns(self):
         found = fabricated([(0, 1, 1, 0, 0), (1, 1, 0, 0, 0)])
         assert strip(found) == [(0, 128, self.GREY), (128, 128, self.BLUE)]
 
     def test_stays_small_for_many_runs(self):
         count = 100_000
-        runs = b"".join(RUN.pack(i * PAGE, PAGE, i % 2, 0, 0, 0) for i in range(count))
-        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None, False),), (), None)
+        runs = b"".join(RUN.pack(i * PAGE, PAGE, i % 2, 0, 0) for i in range(count))
+        found = make(((0, count * PAGE, count // 2 * PAGE, runs, None),), ())
         html = found._repr_html_()
         assert bars(html) == [(0, 256, self.MIXED)]
         assert len(html) < 20_000
         runs = found.runs
         assert len(runs) == count
-        assert runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None, ())
+        assert runs[-1] == ((count - 1) * PAGE, PAGE, OFF, MAP, None)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_has_every_column_once(self, seed):

@@ -11,7 +11,7 @@
 
 #define LIVES UINT64_MAX /* in `died` */
 
-enum { BATCH = 16 }; /* lives that are removed or read during one hold of the lock */
+enum { BATCH = 16 }; /* lives that are removed during one hold of the lock */
 
 typedef struct {
     mm_life *first, *last;
@@ -22,7 +22,6 @@ static struct {
     atomic_flag lock;
     life_list listed; /* the dead included */
     life_list unlogged; /* that missed the log that runs */
-    mm_life marker; /* the place of a reader in that list */
     mm_life *dead; /* linked by next_dead */
     uint64_t serial;
     uint64_t log_started;
@@ -81,26 +80,18 @@ list_of(const mm_life *life)
     return missed_log(life) ? &lives.unlogged : &lives.listed;
 }
 
-/* Puts a life behind one of its list, or with NULL in front of all. */
-static void
-insert_behind(mm_life *before, mm_life *life)
-{
-    life_list *list = list_of(life);
-    mm_life **link = before != NULL ? &before->next : &list->first;
-
-    assert(!life->listed);
-    life->listed = true;
-    life->previous = before;
-    life->next = *link;
-    *(life->next != NULL ? &life->next->previous : &list->last) = life;
-    *link = life;
-    list->count++;
-}
-
 static void
 append_life(mm_life *life)
 {
-    insert_behind(list_of(life)->last, life);
+    life_list *list = list_of(life);
+
+    assert(!life->listed);
+    life->listed = true;
+    life->previous = list->last;
+    life->next = NULL;
+    *(list->last != NULL ? &list->last->next : &list->first) = life;
+    list->last = life;
+    list->count++;
 }
 
 static void
@@ -133,13 +124,10 @@ add_new_life(mm_life *life)
 
 /* --- fork --------------------------------------------------------------------------------- */
 
-/* The recording is the parent's, and so is a reader. */
+/* The recording is the parent's. */
 static void
 forget_log_in_child(void)
 {
-    if (lives.marker.listed) {
-        remove_life(&lives.marker);
-    }
     end_log();
     unlock_lives();
 }
@@ -446,97 +434,6 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
     }
     *out = records;
     *count = filled;
-    return 0;
-}
-
-static void
-copy_if_living(const mm_life *life, mm_living *out, size_t *count)
-{
-    if (life->died == LIVES) {
-        bool before = life->born < lives.log_started;
-        out[(*count)++] = (mm_living){life->start, life->size, before ? 0 : life->born};
-    }
-}
-
-/* Reads up to BATCH lives of the log after `after`, or from the first one on, and copies those that live.
- * Returns the last one that was read, NULL at the end of the list. */
-static const mm_life *
-copy_some_living(const mm_life *after, mm_living *out, size_t *count, size_t capacity)
-{
-    const mm_life *life, *last = NULL;
-
-    lock_lives();
-    assert(mm_lives_are_logged());
-    life = after ? after->next : lives.listed.first;
-    for (int i = 0; i < BATCH && life != NULL && *count < capacity; i++) {
-        copy_if_living(life, out, count);
-        last = life;
-        life = life->next;
-    }
-    unlock_lives();
-    return last;
-}
-
-/* Copies up to BATCH of those that missed the log, which leave their list when they die: the marker is in
- * front of the first one that is read next. */
-static bool
-copy_some_unlogged(mm_living *out, size_t *count, size_t capacity)
-{
-    mm_life *marker = &lives.marker;
-    bool more;
-
-    lock_lives();
-    for (int i = 0; i < BATCH && marker->next != NULL && *count < capacity; i++) {
-        mm_life *life = marker->next;
-        copy_if_living(life, out, count);
-        remove_life(marker);
-        insert_behind(life, marker);
-    }
-    more = marker->next != NULL && *count < capacity;
-    unlock_lives();
-    return more;
-}
-
-static void
-copy_unlogged(mm_living *out, size_t *count, size_t capacity)
-{
-    lock_lives();
-    lives.marker.missed_log = lives.log;
-    insert_behind(NULL, &lives.marker);
-    unlock_lives();
-    while (copy_some_unlogged(out, count, capacity)) {
-    }
-    lock_lives();
-    remove_life(&lives.marker);
-    unlock_lives();
-}
-
-static size_t
-count_all(void)
-{
-    size_t count;
-
-    lock_lives();
-    count = lives.listed.count + lives.unlogged.count;
-    unlock_lives();
-    return count;
-}
-
-int
-mm_lives_copy_living(mm_living **out, size_t *count, mm_status *st)
-{
-    size_t capacity = count_all();
-    const mm_life *last = NULL;
-
-    *count = 0;
-    *out = calloc(capacity + 1, sizeof **out);
-    if (*out == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories", capacity);
-    }
-    do {
-        last = copy_some_living(last, *out, count, capacity);
-    } while (last != NULL);
-    copy_unlogged(*out, count, capacity);
     return 0;
 }
 

@@ -120,16 +120,6 @@ uint64_t mm_lives_log_missed(void);
 MM_NODISCARD int mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st);
 void mm_life_records_free(mm_life_record *records, size_t count);
 
-/* A memory that lives, and its birth as in a record. */
-typedef struct {
-    CUdeviceptr start;
-    size_t size;
-    uint64_t born;
-} mm_living;
-
-/* Copies the memories that live, without labels: *count of them, to be freed by the caller. */
-MM_NODISCARD int mm_lives_copy_living(mm_living **out, size_t *count, mm_status *st);
-
 /* Ends the log. Does nothing if none runs, as in a forked child. */
 void mm_lives_log_stop(void);
 

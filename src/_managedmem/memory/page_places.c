@@ -1,11 +1,10 @@
-/* page_places.c: the places of pages, from the host's page map, the driver's records of prefetches
- * and the holders of pages that a trace shows. */
+/* page_places.c: the places of pages, from the host's page map and the driver's records of
+ * prefetches. */
 #include "page_places.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-#include "event.h"
 #include "growth.h"
 
 /* The evidence for neighbouring pages, by source. */
@@ -49,8 +48,7 @@ combine(const page_evidence *evidence)
 static bool
 continues(const mm_place_run *last, const mm_place_run *run)
 {
-    return last->place == run->place && last->evidence == run->evidence && last->hint == run->hint
-           && last->devices == run->devices;
+    return last->place == run->place && last->hint == run->hint; /* and so the evidence */
 }
 
 static int
@@ -215,76 +213,6 @@ ask_for_pages(const place_reader *reader, mm_status *st)
     return rc;
 }
 
-/* --- holders ---------------------------------------------------------------------------- */
-
-/* Adds the holders of its pages to a run. The page map counts where both differ, as for a page
- * that moves at the moment. If only the host has a page by the events, and the page map does not
- * have it, its place stays unknown: it can be on its way to a device, in a move that has no record
- * yet. */
-static mm_place_run
-join_holders(mm_place_run run, uint32_t holders)
-{
-    uint32_t on_host = (uint32_t)1 << MM_SET_HOST_BIT, devices = holders & ~on_host;
-    bool mapped = run.place == MM_PLACE_HOST;
-
-    if (holders == 0 || mapped != ((holders & on_host) != 0)) {
-        return run;
-    }
-    run.evidence = MM_BY_PAGE_MAP_AND_TRACE;
-    run.devices = devices;
-    if (devices != 0) {
-        run.place = mapped ? MM_PLACE_BOTH : MM_PLACE_DEVICE;
-    }
-    return run;
-}
-
-/* Appends a run with its holders. *holders points to those of its first page, and is advanced past
- * its last one. */
-static int
-append_held(mm_range_places *out, mm_range range, const mm_place_run *run,
-            const uint32_t **holders, mm_status *st)
-{
-    uint64_t page = mm_page_size(), at = run->offset, end = run->offset + run->size;
-    uint64_t next =
-        (range.start + at) / page * page + page - range.start; /* the end of the page */
-
-    while (at < end) {
-        uint32_t set = **holders;
-        mm_place_run part = *run;
-        part.offset = at;
-        for (; at < end && **holders == set; next += page) {
-            at = next;
-            (*holders)++;
-        }
-        at = at < end ? at : end;
-        part.size = at - part.offset;
-        part = join_holders(part, set);
-        if (append_run(out, &part, st) < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-/* Makes the runs of a range anew, with the holders of its pages. Runs end at borders of pages, so
- * that each page is in one run. */
-static int
-add_holders(const place_reader *reader, const uint32_t *holders, mm_status *st)
-{
-    mm_range_places *plain = reader->out, held = {.run = NULL};
-    int rc = 0;
-
-    for (size_t i = 0; rc == 0 && i < plain->count; i++) {
-        rc = append_held(&held, reader->range, &plain->run[i], &holders, st);
-    }
-    free(plain->run);
-    plain->run = held.run;
-    plain->count = held.count;
-    plain->capacity = held.capacity;
-    plain->traced = true;
-    return rc;
-}
-
 /* --- ranges ----------------------------------------------------------------------------- */
 
 /* Appends the runs of a range with these mapped pages. */
@@ -338,9 +266,8 @@ covers(const mm_spans *mapped, mm_span pages)
 
 /* The driver is asked only about pages that are not mapped. */
 static int
-read_places(place_reader *reader, mm_presence *map, const mm_page_holders *holders, mm_status *st)
+read_places(place_reader *reader, mm_presence *map, mm_status *st)
 {
-    const uint32_t *held = mm_page_holders_of(holders, reader->range);
     uint64_t page = mm_page_size(), end = mm_range_end(reader->range);
     mm_span pages = {reader->range.start / page * page, (end + page - 1) / page * page};
     mm_spans mapped = {0};
@@ -352,9 +279,6 @@ read_places(place_reader *reader, mm_presence *map, const mm_page_holders *holde
     } else if (rc == 0 && (rc = mm_scope_enter(&scope, reader->cu, MM_ANY_DEVICE, st)) == 0) {
         rc = append_all(reader, &mapped, st);
         mm_scope_leave(&scope);
-    }
-    if (rc == 0 && held != NULL) {
-        rc = add_holders(reader, held, st);
     }
     if (rc == 0 && mm_presence_has_nodes(map->source)) {
         rc = count_nodes_of(reader, &mapped, map->source, st);
@@ -381,8 +305,8 @@ check_system(const mm_driver *cu, mm_status *st)
 }
 
 static int
-read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
-            const mm_page_holders *holders, mm_places *out, mm_status *st)
+read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+            mm_status *st)
 {
     mm_presence map;
     int rc = 0;
@@ -393,7 +317,7 @@ read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
     for (size_t i = 0; rc == 0 && i < ranges->count; i++) {
         mm_range_places one = {.run = NULL};
         place_reader reader = {cu, out, ranges->transfers[i].range, &one};
-        rc = reader.range.size > 0 ? read_places(&reader, &map, holders, st) : 0;
+        rc = reader.range.size > 0 ? read_places(&reader, &map, st) : 0;
         out->range[i] = one;
     }
     mm_presence_close(&map);
@@ -401,8 +325,8 @@ read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
 }
 
 int
-mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
-               const mm_page_holders *holders, mm_places *out, mm_status *st)
+mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+               mm_status *st)
 {
     size_t empty = 0;
 
@@ -415,7 +339,7 @@ mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges
     for (size_t i = 0; i < ranges->count; i++) {
         empty += ranges->transfers[i].range.size == 0;
     }
-    return empty == ranges->count ? 0 : read_ranges(cu, source, ranges, holders, out, st);
+    return empty == ranges->count ? 0 : read_ranges(cu, source, ranges, out, st);
 }
 
 void

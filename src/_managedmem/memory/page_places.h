@@ -2,31 +2,25 @@
 #ifndef MM_PAGE_PLACES_H
 #define MM_PAGE_PLACES_H
 
-#include "page_holders.h"
+#include "batch.h"
 #include "presence.h"
 
 typedef enum {
     MM_PLACE_HOST, /* on the host, perhaps with copies on devices */
-    MM_PLACE_NOT_HOST,
-    MM_PLACE_BOTH, /* on the host and on devices */
-    MM_PLACE_DEVICE /* on devices only */
+    MM_PLACE_NOT_HOST
 } mm_place;
 
-/* A page map and a trace are certain. A last prefetch is a hint: the pages can have moved since.
- * Pages whose place a running trace does not show are MM_BY_PAGE_MAP. */
+/* A page map is certain. A last prefetch is a hint: the pages can have moved since. */
 typedef enum {
     MM_BY_PAGE_MAP,
-    MM_BY_PAGE_MAP_AND_PREFETCH,
-    MM_BY_PAGE_MAP_AND_TRACE
+    MM_BY_PAGE_MAP_AND_PREFETCH
 } mm_place_evidence;
 
-/* Neighbouring pages with equal evidence. Python reads these structs as "<QQBBBxI". */
+/* Neighbouring pages with equal evidence. Python reads these structs as "<QQBBB5x". */
 typedef struct {
     uint64_t offset, size; /* in bytes from the start of the range */
     uint8_t place, evidence;
     uint8_t hint; /* the destination of their last prefetch: its index in the hints + 1, or 0 */
-    uint8_t unused;
-    uint32_t devices; /* bit n is device n: those that certainly have the pages */
 } mm_place_run;
 
 _Static_assert(sizeof(mm_place_run) == 24, "the struct that Python reads");
@@ -38,7 +32,6 @@ typedef struct {
     mm_place_run *run; /* in order, without gaps; neighbours differ */
     size_t count, capacity;
     uint64_t on_host; /* bytes */
-    bool traced; /* the holders of its pages, as far as a trace shows them, are in the runs */
     uint64_t *node_bytes; /* on_host by nodes: MM_MOST_NODES counts; NULL if that is not known */
 } mm_range_places;
 
@@ -50,11 +43,10 @@ typedef struct {
     size_t hint_count;
 } mm_places;
 
-/* Reads the places of the ranges of a batch, in its order. The holders were read before. Fails
- * with MM_UNSUPPORTED if the page map of this system does not show places. *out is to be freed
- * also after a failure. */
+/* Reads the places of the ranges of a batch, in its order. Fails with MM_UNSUPPORTED if the page
+ * map of this system does not show places. *out is to be freed also after a failure. */
 MM_NODISCARD int mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
-                                const mm_page_holders *holders, mm_places *out, mm_status *st);
+                                mm_places *out, mm_status *st);
 
 void mm_places_free(mm_places *places);
 

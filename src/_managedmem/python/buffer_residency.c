@@ -1,7 +1,6 @@
 /* buffer_residency.c: buf.residency() and managedmem.residency(): the places of pages as a
  * Residency, a class of managedmem/_residency.py. */
 #include "../memory/page_places.h"
-#include "../trace/traced_holders.h"
 #include "location_object.h"
 #include "module_functions.h"
 #include "targets.h"
@@ -51,28 +50,7 @@ numa_bytes(const mm_range_places *places)
     return dict;
 }
 
-/* What a call reads, without the GIL. */
-typedef struct {
-    mm_places places;
-    mm_trace_use trace;
-    mm_status reason; /* of a trace that is not used */
-} located_pages;
-
-/* Reads the trace first. A move between the two readings is in the page map only, which counts
- * where both differ. */
-static int
-locate_pages(mm_driver *cu, const mm_batch *ranges, located_pages *out, mm_status *st)
-{
-    mm_page_holders holders;
-    int rc;
-
-    out->trace = mm_traced_holders_read(ranges, &holders, &out->reason);
-    rc = mm_places_read(cu, &mm_kernel_presence, ranges, &holders, &out->places, st);
-    mm_page_holders_free(&holders);
-    return rc;
-}
-
-/* (address, nbytes, on_host, runs, numa, traced), with the runs as the bytes of their structs. */
+/* (address, nbytes, on_host, runs, numa), with the runs as the bytes of their structs. */
 static PyObject *
 range_record(const mm_range_places *places, mm_range range)
 {
@@ -88,9 +66,8 @@ range_record(const mm_range_places *places, mm_range range)
         Py_DECREF(numa);
         return NULL;
     }
-    return Py_BuildValue("KKKNNO", (unsigned long long)range.start, (unsigned long long)range.size,
-                         (unsigned long long)places->on_host, runs, numa,
-                         places->traced ? Py_True : Py_False);
+    return Py_BuildValue("KKKNN", (unsigned long long)range.start, (unsigned long long)range.size,
+                         (unsigned long long)places->on_host, runs, numa);
 }
 
 static PyObject *
@@ -108,34 +85,18 @@ range_records(const mm_places *places, const mm_batch *ranges)
     return all;
 }
 
-/* None without a trace, True for one that was used, else the reason as a str. */
-static PyObject *
-trace_use(const located_pages *found)
-{
-    switch (found->trace) {
-    case MM_TRACE_READ:
-        Py_RETURN_TRUE;
-    case MM_TRACE_UNUSABLE:
-        return PyUnicode_FromString(found->reason.detail);
-    default:
-        Py_RETURN_NONE;
-    }
-}
-
 /* A Residency, by a function of managedmem._residency. */
 static PyObject *
-make_residency(mm_state *state, const located_pages *found, const mm_batch *ranges)
+make_residency(mm_state *state, const mm_places *places, const mm_batch *ranges)
 {
-    PyObject *hints = hint_locations(state, &found->places), *result = NULL;
-    PyObject *records = hints ? range_records(&found->places, ranges) : NULL;
-    PyObject *trace = records ? trace_use(found) : NULL;
-    PyObject *module = trace ? PyImport_ImportModule("managedmem._residency") : NULL;
+    PyObject *hints = hint_locations(state, places), *result = NULL;
+    PyObject *records = hints ? range_records(places, ranges) : NULL;
+    PyObject *module = records ? PyImport_ImportModule("managedmem._residency") : NULL;
 
     if (module != NULL) {
-        result = PyObject_CallMethod(module, "make", "OOO", records, hints, trace);
+        result = PyObject_CallMethod(module, "make", "OO", records, hints);
     }
     Py_XDECREF(module);
-    Py_XDECREF(trace);
     Py_XDECREF(records);
     Py_XDECREF(hints);
     return result;
@@ -147,7 +108,7 @@ mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
     mm_buffer *b = mm_buffer_of(op);
     PyObject *result = NULL;
     mm_buffer_use use;
-    located_pages found;
+    mm_places places;
     mm_batch ranges;
     mm_status st;
     int rc;
@@ -157,11 +118,11 @@ mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
     }
     mm_batch_one(&ranges, use.range, mm_host());
     Py_BEGIN_ALLOW_THREADS
-    rc = locate_pages(use.cu, &ranges, &found, &st);
+    rc = mm_places_read(use.cu, &mm_kernel_presence, &ranges, &places, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
-    result = rc < 0 ? mm_raise(b->state, &st) : make_residency(b->state, &found, &ranges);
-    mm_places_free(&found.places);
+    result = rc < 0 ? mm_raise(b->state, &st) : make_residency(b->state, &places, &ranges);
+    mm_places_free(&places);
     return result;
 }
 
@@ -173,7 +134,7 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         .function = "residency", .names = names, .required = 1, .positional = 1, .total = 1};
     mm_state *state = mm_module_state(module);
     PyObject *argv[1], *result = NULL;
-    located_pages found = {.places = {.range = NULL}};
+    mm_places places = {.range = NULL};
     mm_targets t;
     mm_status st;
     int rc;
@@ -185,14 +146,14 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     rc = mm_targets_enter(&t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = locate_pages(t.cu, &t.batch, &found, &st);
+        rc = mm_places_read(t.cu, &mm_kernel_presence, &t.batch, &places, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }
     if (rc == 0) {
-        result = make_residency(state, &found, &t.batch);
+        result = make_residency(state, &places, &t.batch);
     }
-    mm_places_free(&found.places);
+    mm_places_free(&places);
     mm_targets_release(&t);
     return rc < 0 ? mm_raise(state, &st) : result;
 }
@@ -206,15 +167,11 @@ const char mm_buffer_residency_doc[] =
     "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
     "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
     "not report the device of a page. For pages that are not on the host, the destination of the last\n"
-    "prefetch is a hint; they can have moved since. While a trace() runs in the process, pages that have\n"
-    "moved since it began have the devices that hold them, and pages on the host that devices hold too\n"
-    "are told apart.\n"
+    "prefetch is a hint; they can have moved since.\n"
     "\n"
     "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
     "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
-    "the host can be on several NUMA nodes, up to 40 us. With a trace, the events that are not delivered\n"
-    "yet are read first, without a wait for devices; if that fails, or events are missing, the result\n"
-    "is that without a trace, and its problem attribute says so.\n"
+    "the host can be on several NUMA nodes, up to 40 us.\n"
     "\n"
     "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
     "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not show it: without\n"

@@ -29,7 +29,6 @@ struct mm_recording {
     mm_driver *cu;
     mm_recording_options options;
     uint64_t types;
-    size_t references; /* guarded by current_mutex */
     atomic_bool running;
     atomic_uint_fast64_t overhead;
     /* The turn. */
@@ -56,7 +55,7 @@ struct mm_recording {
 
 static atomic_bool is_busy; /* from the start of a recording to its end */
 
-/* Guards `current`, which is the latest recording until its owner frees it, and references. */
+/* Guards `current`, which is the latest recording until its owner frees it. */
 static pthread_mutex_t current_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_recording *current;
 
@@ -271,7 +270,6 @@ new_recording(mm_driver *cu, const mm_recording_options *options, mm_status *st)
     r->options = *options;
     r->types = mm_uvm_types(options->faults);
     r->waited = true;
-    r->references = 1;
     (void)pthread_mutex_init(&r->lock, NULL);
     mm_turn_init(&r->turn);
     return r;
@@ -509,7 +507,7 @@ mm_recording_free(mm_recording *r)
         end_recording(r);
     }
     mm_turn_release(&r->turn);
-    mm_recording_release(r);
+    free_recording(r);
 }
 
 void
@@ -527,80 +525,6 @@ mm_recordings_end(const void *owner)
         mm_turn_release(&current->turn);
     }
     (void)pthread_mutex_unlock(&current_mutex);
-}
-
-/* --- reading while it runs ---------------------------------------------------------------- */
-
-mm_recording *
-mm_recording_acquire(void)
-{
-    mm_recording *r = NULL;
-
-    if (!atomic_load(&is_busy) || mm_driver_forked()) {
-        return NULL;
-    }
-    (void)pthread_mutex_lock(&current_mutex);
-    if (current != NULL && mm_recording_is_running(current)) {
-        r = current;
-        r->references++;
-    }
-    (void)pthread_mutex_unlock(&current_mutex);
-    return r;
-}
-
-void
-mm_recording_release(mm_recording *r)
-{
-    bool last;
-
-    (void)pthread_mutex_lock(&current_mutex);
-    assert(r->references > 0);
-    last = --r->references == 0;
-    (void)pthread_mutex_unlock(&current_mutex);
-    if (last) {
-        free_recording(r);
-    }
-}
-
-/* Fails if an event is missing or was not kept. */
-static int
-read_all_events(mm_recording *r, mm_recorded_so_far *out, mm_status *st)
-{
-    mm_recording_report report;
-
-    lock_recording(r);
-    out->events = r->recorded.events;
-    out->event_count = r->recorded.kept;
-    unlock_recording(r);
-    mm_recording_read_report(r, &report);
-    if (report.lost > 0) {
-        return mm_fail(st, MM_REFUSED, "%" PRIu64 " of its events were lost", report.lost);
-    }
-    if (report.rejected > 0) {
-        return mm_fail(st, MM_REFUSED, "%" PRIu64 " records of its source were not understood",
-                       report.rejected);
-    }
-    if (report.truncated) {
-        return mm_fail(st, MM_REFUSED, "it had more events than its limit of %zu",
-                       r->options.limit);
-    }
-    return mm_lives_copy_living(&out->living, &out->living_count, st);
-}
-
-int
-mm_recording_read_so_far(mm_recording *r, mm_recorded_so_far *out, mm_status *st)
-{
-    uint64_t begun = mm_raw_clock();
-    int rc = 0;
-
-    *out = (mm_recorded_so_far){.events = NULL};
-    mm_turn_take(&r->turn);
-    if (mm_recording_is_running(r)) {
-        rc = settle_records(r, st) < 0 ? -1 : read_all_events(r, out, st);
-        add_overhead(r, begun);
-    }
-    mm_turn_release(&r->turn);
-    return rc;
 }
 
 /* --- results ------------------------------------------------------------------------------ */

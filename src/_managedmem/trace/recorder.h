@@ -40,33 +40,13 @@ MM_NODISCARD int mm_recording_mark(mm_recording *r, mm_status *st);
  * it waits for the work of devices, unless a stream captures a graph. */
 MM_NODISCARD int mm_recording_stop(mm_recording *r, bool wait, mm_status *st);
 
-/* Ends the recording without a last part, if it runs, and frees it, once it is not acquired any
- * more; NULL is allowed. */
+/* Ends the recording without a last part, if it runs, and frees it; NULL is allowed. */
 void mm_recording_free(mm_recording *r);
 
 /* Ends the recording that this owner started, if it runs, without a last part. */
 void mm_recordings_end(const void *owner);
 
 bool mm_recording_is_running(const mm_recording *r);
-
-/* --- reading while it runs ---------------------------------------------------------------- */
-
-/* The recording that runs, which is not freed until it is released; NULL if none runs. */
-mm_recording *mm_recording_acquire(void);
-void mm_recording_release(mm_recording *r);
-
-typedef struct {
-    const mm_event
-        *events; /* all since the start, in the order of their records; NULL: it ended */
-    size_t event_count;
-    mm_living *living; /* the memories that live, to be freed by the caller */
-    size_t living_count;
-} mm_recorded_so_far;
-
-/* Reads the events of all finished work, valid until the release. Delivers their records first,
- * and waits for no device, so that captures survive. Fails with a sentence if some are missing or
- * cannot be delivered. */
-MM_NODISCARD int mm_recording_read_so_far(mm_recording *r, mm_recorded_so_far *out, mm_status *st);
 
 /* --- results ------------------------------------------------------------------------------ */
 
