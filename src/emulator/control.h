@@ -45,9 +45,6 @@ EMU_EXPORT size_t emu_context_depth(void);
 /* Gives the place of all pages of a range. *type 0: not in one place, -1: never populated, 1:
  * the device *id, 2: the NUMA node *id of the host. Returns -1 for a range that is not managed. */
 EMU_EXPORT int emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id);
-/* Stores the places of each page that a range touches: bit n is device n, bit 32 + n the NUMA node n
- * of the host. At most `most` pages. Returns their number, -1 for a range that is not managed. */
-EMU_EXPORT long emu_places(CUdeviceptr ptr, size_t size, uint64_t *places, size_t most);
 /* Touches a range as a processor would (device -1: the host): faults, moves, copies, counts.
  * Returns -1 for a range that is not managed, and for a device that does not exist. */
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
@@ -65,8 +62,6 @@ EMU_EXPORT uint64_t emu_used_in_place(void);
 
 /* 0: operations run when they are queued; 1: they run when a call waits for them. */
 EMU_EXPORT void emu_schedule(int lazy);
-/* Runs all operations of a stream. Returns CUDA_SUCCESS, or the error for an unknown handle. */
-EMU_EXPORT int emu_run(CUstream stream);
 /* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
  * ioctl, poll and close. Poll takes at most 8 files, also the kernel's beside those of the
  * module. */

@@ -188,41 +188,6 @@ emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id)
     return status;
 }
 
-struct places_list {
-    size_t first, most; /* page that is the first of the list; its length */
-    uint64_t *places;
-};
-
-static void
-list_places(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    const struct places_list *list = argument;
-
-    for (size_t i = first - list->first; i < end - list->first && i < list->most; i++) {
-        list->places[i] = value->page.places;
-    }
-}
-
-long
-emu_places(CUdeviceptr ptr, size_t size, uint64_t *places, size_t most)
-{
-    struct places_list list = {.most = most, .places = places};
-    struct emu_allocation *allocation;
-    long count = -1;
-    size_t end;
-
-    emu_lock();
-    allocation = emu_find_range(ptr, size);
-    if (allocation != NULL && allocation->kind == EMU_MANAGED) {
-        emu_page_span(allocation->region, ptr, size, &list.first, &end);
-        emu_pages_observe(allocation->region, list.first, end);
-        emu_runs_visit(&allocation->region->pages, list.first, end, list_places, &list);
-        count = (long)(end - list.first < most ? end - list.first : most);
-    }
-    emu_unlock();
-    return count;
-}
-
 int
 emu_touch(CUdeviceptr ptr, size_t size, int device, int write)
 {
@@ -279,21 +244,6 @@ emu_schedule(int lazy)
     emu_lock();
     emu_streams_schedule(lazy != 0);
     emu_unlock();
-}
-
-int
-emu_run(CUstream handle)
-{
-    struct emu_stream *stream = NULL;
-    CUresult result;
-
-    emu_lock();
-    result = emu_stream_find(handle, &stream);
-    if (result == CUDA_SUCCESS) {
-        emu_stream_drain(stream);
-    }
-    emu_unlock();
-    return (int)result;
 }
 
 int
