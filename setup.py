@@ -15,6 +15,8 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from glob import glob
 from pathlib import Path
 
@@ -98,6 +100,39 @@ def compiler_is_zig():
     return any(Path(word).name in ("zig", "ziglang") for word in words)
 
 
+def is_fresh(target, command):
+    """Whether an object is that of this command, and younger than all that it was made of."""
+    made = Path(target + ".made")
+    try:
+        files = Path(target + ".d").read_text().replace("\\\n", " ").split()[1:]
+        time = os.stat(target).st_mtime_ns
+        return made.read_text() == command and all(os.stat(f).st_mtime_ns < time for f in files)
+    except OSError:
+        return False
+
+
+def compile_in_parallel(
+    self, sources, output_dir, macros, include_dirs, debug, extra_postargs, **_
+):
+    """In place of the compile of setuptools, which makes all objects again, one after the other."""
+    _, objects, after, options, build = self._setup_compile(
+        output_dir, macros, include_dirs, sources, [], extra_postargs
+    )
+    before = self._get_cc_args(options, debug, None)
+
+    def make(target):
+        source, suffix = build[target]
+        arguments = [*after, "-MD", "-MF", target + ".d"]
+        command = repr((self.compiler_so, before, source, arguments))
+        if self.force or not is_fresh(target, command):
+            self._compile(target, source, suffix, before, arguments, options)
+            Path(target + ".made").write_text(command)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
+        list(workers.map(make, build))
+    return objects
+
+
 class BuildExt(build_ext):
     """Gives the emulated driver, which is no Python module, a plain library name."""
 
@@ -156,6 +191,7 @@ class BuildExt(build_ext):
         for extension in self.extensions:
             extension.include_dirs.append(include)
             extension.extra_compile_args = self.compile_args(extension.extra_compile_args)
+        self.compiler.compile = partial(compile_in_parallel, self.compiler)
         super().build_extensions()
 
 

@@ -153,7 +153,8 @@ class Residency:
             "numa": None if self.numa is None else {str(node): n for node, n in self.numa.items()},
             "last_asked_to": {str(location): nbytes for location, nbytes in asked},
             "runs": [
-                run._asdict() | {"last_prefetch_location": _text_or_none(run.last_prefetch_location)}
+                run._asdict()
+                | {"last_prefetch_location": _text_or_none(run.last_prefetch_location)}
                 for run in self.runs
             ],
         }

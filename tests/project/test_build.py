@@ -155,6 +155,34 @@ def test_debug_information_makes_them_differ(folders):
     assert first != second
 
 
+def test_what_has_not_changed_is_not_compiled_again(folders):
+    """Of two sources, one includes a header that changes, and then the options of both do."""
+    folder = folders[0]
+    build_tiny(folder)
+    module = folder / "src" / "_managedmem" / "python" / "module.c"
+    module.with_name("other.c").write_text("int other(void) { return 1; }\n")
+    module.with_name("tiny.h").write_text("/* empty */\n")
+    module.write_text('#include "tiny.h"\n' + TINY)
+
+    def compiled(**environment):
+        logged = {"CC": f"{folder}/logs", **environment}
+        (folder / "log").write_text("")
+        build = [sys.executable, "setup.py", "-q", "build_ext"]
+        subprocess.run(build, cwd=folder, env={**os.environ, **logged}, check=True, timeout=120)
+        calls = (folder / "log").read_text().splitlines()
+        return {name for name in ("module", "other") if any(f"/{name}.c" in c for c in calls)}
+
+    logs = folder / "logs"
+    logs.write_text(f'#!/bin/sh\necho "$*" >>{folder}/log\nexec {compiler()} "$@"\n')
+    logs.chmod(0o755)
+    assert compiled() == {"module", "other"}
+    assert compiled() == set()
+    module.with_name("tiny.h").write_text("/* still */\n")
+    assert compiled() == {"module"}
+    module.with_name("other.c").touch()
+    assert compiled(CFLAGS="-DOTHER") == {"module", "other"}
+
+
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
 def test_its_libraries_have_no_fault(folders):
     folder = folders[0]

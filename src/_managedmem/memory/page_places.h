@@ -11,10 +11,7 @@ typedef enum {
 } mm_place;
 
 /* A page map is certain. A last prefetch is a hint: the pages can have moved since. */
-typedef enum {
-    MM_BY_PAGE_MAP,
-    MM_BY_PAGE_MAP_AND_PREFETCH
-} mm_place_evidence;
+typedef enum { MM_BY_PAGE_MAP, MM_BY_PAGE_MAP_AND_PREFETCH } mm_place_evidence;
 
 /* Neighbouring pages with equal evidence. Python reads these structs as "<QQBBB5x". */
 typedef struct {
