@@ -15,7 +15,7 @@ import pytest
 import managedmem
 from managedmem._cli import bars, demo_plot, output
 from managedmem._cli.bars import Bar
-from managedmem._cli.demo import Timing
+from managedmem._cli.demo_plot import Timing
 
 PARENT = str(Path(managedmem.__file__).resolve().parents[1])
 BARS = [Bar("by page faults", 132, "132 faults"), Bar("with prefetch", 0, "0 faults")]

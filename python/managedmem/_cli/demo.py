@@ -19,7 +19,7 @@ import managedmem
 from managedmem import Device, Host, ManagedBuffer, Stream, digits
 from managedmem._cli import driver, engines
 from managedmem._cli.bars import Bar, lines_of
-from managedmem._cli.demo_plot import draw
+from managedmem._cli.demo_plot import Timing, draw
 from managedmem._cli.output import progress
 from managedmem._cli.text import printable, size_text, table
 from managedmem._extras import need
@@ -68,16 +68,6 @@ class Hint(NamedTuple):
             return self.name, str(self.value), str(self.read())
         error = getattr(self.refusal, "name", None) or type(self.refusal).__name__
         return self.name, str(self.value), f"refused: {error}"
-
-
-class Timing(NamedTuple):
-    """A variant of the job, its time, the counts of the emulated driver, and its page faults."""
-
-    variant: str
-    seconds: float
-    counted: str
-    faults: int | None
-    """Of the processor that works; None where nothing counts them."""
 
 
 def refused(action: Callable[[], object]) -> Exception | None:

@@ -1,18 +1,25 @@
-"""The picture of the demo, drawn with matplotlib: the bars of the terminal."""
+"""The timings of the demo, and their picture: the bars of the terminal, drawn with matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from managedmem import Device, Host
 from managedmem import _colours as colours
 
-if TYPE_CHECKING:
-    from managedmem._cli.demo import Timing
-
 COLOURS = (colours.ORANGE, colours.BLUE)
 """Without and with the prefetch."""
+
+
+class Timing(NamedTuple):
+    """A variant of the job, its time, the counts of the emulated driver, and its page faults."""
+
+    variant: str
+    seconds: float
+    counted: str
+    faults: int | None
+    """Of the processor that works; None where nothing counts them."""
 
 
 def draw_bars(axes: Any, names: Sequence[str], values: Sequence[float], form: str) -> None:
