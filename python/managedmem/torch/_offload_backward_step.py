@@ -23,8 +23,9 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
+from managedmem.torch._offload_copies import inert
 from managedmem.torch._offload_frames import FramedPart
-from managedmem.torch._offload_gradients import EndOfPass, GradientHome, _inert
+from managedmem.torch._offload_gradients import EndOfPass, GradientHome
 from managedmem.torch._offload_optimizer import Lane, SplitStep, can_split, has_hooks
 from managedmem.torch._offload_partial import PartialStep
 from managedmem.torch._offload_places import Target
@@ -309,7 +310,7 @@ class _Hook:
         self.step = weakref.ref(step)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
+        return inert, ()
 
 
 class _Before(_Hook):

@@ -1,4 +1,4 @@
-"""Code that torch.compile made before offload() put its hooks: found, and compiled again.
+"""Compiled code: whether a call is in it, and what torch.compile made before offload() had hooks.
 
 Owns all that offload() knows of torch._dynamo, whose code does not look for hooks that come later.
 """
@@ -6,10 +6,20 @@ Owns all that offload() knows of torch._dynamo, whose code does not look for hoo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
+
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+# Returns None while no call of a compiled function is under way.
+_compiling: Callable[[], object] | None = getattr(_eval_frame, "get_eval_frame_callback", None)
+
+
+def in_compiled_code() -> bool:
+    """True in a call of a compiled function, also in what runs uncompiled there."""
+    return _compiling is not None and _compiling() is not None
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -39,6 +49,30 @@ def drop_compiled(model: nn.Module) -> None:
             code = weak()
             if code is not None and _mentions(code, names):
                 dynamo.reset_code(code)
+
+
+def leave_to_python(function: Any) -> None:
+    """Let torch.compile trace a function inside of another one, but make no graph of it alone."""
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        skip, default = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
+        strategy = _eval_frame._FrameExecStrategy(skip, default)
+        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+
+
+_known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
+
+
+def untraced(function: Callable[..., None]) -> Callable[..., None]:
+    """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
+    if _compiling is not None and _compiling() is None:
+        return function
+    dynamo = _dynamo()
+    if dynamo is None:
+        return function
+    found = _known_untraced.get(function)
+    if found is None:
+        found = _known_untraced[function] = dynamo.disable(function)
+    return found
 
 
 def _mentions(code: Any, names: Iterable[str]) -> bool:

@@ -13,19 +13,17 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from managedmem.torch._offload_hooks import _compiling, _inert
+from managedmem.torch._offload_compiled import in_compiled_code
+from managedmem.torch._offload_copies import inert
 from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_plan import _LOOKUPS, Part
-
-if TYPE_CHECKING:
-    from managedmem.torch._offload_hooks import Announcer
 
 _FIRST = "_compiled_call_impl"  # what torch calls in place of a module's hooks and forward
 _UNSEEN = (
@@ -58,13 +56,20 @@ class Coverage(NamedTuple):
     bus_bytes: int
 
 
+class _Holder(Protocol):
+    """What announces the calls of a part."""
+
+    def holds(self, part: Part) -> bool:
+        """True while the calling thread has acquired the part."""
+
+
 @dataclass(slots=True, eq=False)
 class _Tally:
     """The calls of one part."""
 
     name: str
     part: Part
-    announcer: weakref.ref[Announcer]  # which refers to the tallies
+    announcer: weakref.ref[_Holder]  # which refers to the tallies
     is_acquired: bool  # by the calls of a module
     is_lookup: bool = False  # a few rows of it are read over the bus, on purpose
     is_read_at_home: bool = False  # in backward passes at least
@@ -128,7 +133,7 @@ class Watch:
 
     # --- the start and the end --------------------------------------------------------------
 
-    def add(self, part: Part, name: str, announcer: Announcer, is_acquired: bool) -> None:
+    def add(self, part: Part, name: str, announcer: _Holder, is_acquired: bool) -> None:
         """Count the calls of a part."""
         tally = self._tallies[id(part)] = _Tally(name, part, weakref.ref(announcer), is_acquired)
         tally.is_read_at_home = part.use == "slices" and part.place == "home"
@@ -314,11 +319,11 @@ class _Hook:
         self.watch = watch
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return _inert, ()
+        return inert, ()
 
     def is_on(self, module: nn.Module) -> bool:
         """False in compiled code, which would break its graph here."""
-        return self.watch.active and not _in_compiled_code() and "_is_replica" not in vars(module)
+        return self.watch.active and not in_compiled_code() and "_is_replica" not in vars(module)
 
 
 class _RoundStart(_Hook):
@@ -385,17 +390,13 @@ class _FirstCall:
         if not isinstance(module, nn.Module) or vars(module).get(_FIRST) is not self:
             module = model
         assert module is not None
-        if module is not model or _in_compiled_code() or not self.watch.active:
+        if module is not model or in_compiled_code() or not self.watch.active:
             return module._call_impl(*given, **named)
         with _Probe(self.watch) as probe:
             result = module._call_impl(*given, **named)
         _end_first_call(module)
         self.watch.end_first_round(probe.missed)
         return result
-
-
-def _in_compiled_code() -> bool:
-    return _compiling is not None and _compiling() is not None
 
 
 def _end_first_call(module: nn.Module) -> None:

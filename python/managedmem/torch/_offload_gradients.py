@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
 from managedmem.torch._moving import _on
+from managedmem.torch._offload_copies import inert
 from managedmem.torch._offload_frames import Span
 from managedmem.torch._offload_places import Target, host_memory
 from managedmem.torch._offload_shares import Share
@@ -303,7 +304,7 @@ class _GradientHook:
             home(parameter)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
+        return inert, ()
 
 
 def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -315,14 +316,6 @@ def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandl
         return handle
     finally:
         parameter.requires_grad_(required)
-
-
-def _inert() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*arguments: object) -> None:
-    """A hook of a copied parameter."""
 
 
 def _users(tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from torch.utils.hooks import RemovableHandle
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._offload_choice import LOADED_SLICES
+from managedmem.torch._offload_compiled import in_compiled_code, leave_to_python, untraced
+from managedmem.torch._offload_copies import inert
 from managedmem.torch._offload_frames import FramedPart, FrameUse, end_use
 from managedmem.torch._offload_operators import (
     BEGIN,
@@ -44,10 +46,6 @@ from managedmem.torch._offload_slices import SlicedPart, SliceUses
 
 if TYPE_CHECKING:
     from managedmem.torch._offload_coverage import Watch
-
-_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-# Returns None while no call of a compiled function is under way.
-_compiling: Callable[[], object] | None = getattr(_eval_frame, "get_eval_frame_callback", None)
 
 _REPLICAS = (
     "the module is offloaded, and DataParallel copies all of its parameters to each device: use "
@@ -477,7 +475,7 @@ class _Hook:
         self.key = key_of(self)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return _inert, ()
+        return inert, ()
 
     def happen(self, event: int) -> None:
         """An event in compiled code."""
@@ -508,7 +506,7 @@ class _RoundBegin(_Hook):
             if torch.compiler.is_dynamo_compiling():
                 self.traced(BEGIN, None)
             else:
-                _untraced(_begin)(self.announcer, None, False)
+                untraced(_begin)(self.announcer, None, False)
 
 
 class _RoundEnd(_Hook):
@@ -517,7 +515,7 @@ class _RoundEnd(_Hook):
             if torch.compiler.is_dynamo_compiling():
                 self.traced(END, output)
             else:
-                _untraced(_end)(self.announcer, None, None)
+                untraced(_end)(self.announcer, None, None)
 
 
 class _Before(_Hook):
@@ -528,8 +526,8 @@ class _Before(_Hook):
                 return
             if "_is_replica" in vars(module):
                 raise RuntimeError(_REPLICAS)
-            in_python = _compiling is None or _compiling() is None
-            _untraced(_begin)(self.announcer, self.site, in_python)
+            in_python = not in_compiled_code()
+            untraced(_begin)(self.announcer, self.site, in_python)
 
 
 class _After(_Hook):
@@ -538,20 +536,12 @@ class _After(_Hook):
             if torch.compiler.is_dynamo_compiling():
                 self.traced(LEAVE, output)
             else:
-                _untraced(_end)(self.announcer, self.site, output)
-
-
-def _leave_to_python(function: Any) -> None:
-    """Let torch.compile trace a function inside of another one, but make no graph of it alone."""
-    if hasattr(_eval_frame, "set_code_exec_strategy"):
-        skip, default = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
-        strategy = _eval_frame._FrameExecStrategy(skip, default)
-        _eval_frame.set_code_exec_strategy(function.__code__, strategy)
+                untraced(_end)(self.announcer, self.site, output)
 
 
 # A graph of such a call alone would not have the nodes of the output.
 for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
-    _leave_to_python(_call)
+    leave_to_python(_call)
 
 
 class _Reached:
@@ -570,9 +560,9 @@ class _Reached:
 def _apart(announcer: Announcer, site: Site | None, event: int, value: object) -> None:
     """Announce from Python: torch.compile leaves this call to it, between two graphs."""
     if event in (BEGIN, ENTER):
-        _untraced(_begin)(announcer, site, False)
+        untraced(_begin)(announcer, site, False)
     else:
-        _untraced(_end)(announcer, site, value)
+        untraced(_end)(announcer, site, value)
 
 
 # The text is in the error of fullgraph=True.
@@ -599,28 +589,3 @@ def _end(announcer: Announcer, site: Site | None, output: object) -> None:
     reached = _Reached(announcer, site)
     for node in nodes_of(output):
         node.register_prehook(reached)
-
-
-_known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
-
-
-def _untraced(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
-    if _compiling is not None and _compiling() is None:
-        return function
-    dynamo = sys.modules.get("torch._dynamo")
-    if not hasattr(dynamo, "disable"):  # not imported, or not to its end
-        return function
-    found = _known_untraced.get(function)
-    if found is None:
-        assert dynamo is not None
-        found = _known_untraced[function] = dynamo.disable(function)
-    return found
-
-
-def _inert() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*arguments: object) -> None:
-    """A hook of a copied module."""
