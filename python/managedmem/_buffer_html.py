@@ -12,8 +12,7 @@ from html import escape
 from managedmem import _colours as colours
 from managedmem._managedmem import Device, Host, ManagedBuffer
 from managedmem._strips import MIXED, fold, html_of
-from managedmem._trace_table import label_text
-from managedmem._units import size_text
+from managedmem._units import label_text, size_text
 
 PAGEWISE = 64 << 20
 """The advice of so many bytes is read page by page, which takes 3 ms at most."""

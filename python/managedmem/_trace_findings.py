@@ -17,8 +17,7 @@ from managedmem._trace_results import (
     DEVICE_FAULT,
     MOVE,
 )
-from managedmem._trace_table import label_text
-from managedmem._units import count_text, size_text, time_text
+from managedmem._units import count_text, label_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart

@@ -22,8 +22,7 @@ from managedmem._trace_results import (
     THRASHING,
     THROTTLING,
 )
-from managedmem._trace_table import label_text
-from managedmem._units import size_text
+from managedmem._units import label_text, size_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from managedmem._units import count_text, size_text, time_text, wrapped
+from managedmem._units import count_text, label_text, size_text, time_text, wrapped
 
 if TYPE_CHECKING:
     from managedmem._trace import TracePart
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 24
 """A table has at most so many memories; the others share a row."""
-MOST_LABEL = 40
-"""A label is cut to so many characters."""
 
 
 def share_text(part: int, whole: int) -> str:
@@ -25,14 +23,6 @@ def share_text(part: int, whole: int) -> str:
     if percent == 0 < part:
         return "<1%"
     return ">99%" if percent == 100 and part < whole else f"{percent}%"
-
-
-def label_text(label: str, most: int = MOST_LABEL) -> str:
-    """A label without characters that a terminal could act on, cut in the middle."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in label)
-    if len(shown) <= most:
-        return shown
-    return f"{shown[:16]}...{shown[19 - most :]}"
 
 
 def others_text(sums: TraceSums) -> str:

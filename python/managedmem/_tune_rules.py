@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from managedmem import Device, Host, MigrationPolicy
 from managedmem._trace_findings import ENOUGH, SMALL_PART, by_faults, counts, viewed
-from managedmem._trace_table import label_text
-from managedmem._units import count_text, size_text, time_text
+from managedmem._units import count_text, label_text, size_text, time_text
 
 if TYPE_CHECKING:
     from managedmem._trace import TraceSlice

@@ -1,4 +1,4 @@
-"""Numbers as short text: sizes in binary units, counts in decimal ones, times; lines of them."""
+"""Short texts of numbers and labels: binary sizes, decimal counts, times; lines of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 WIDTH = 100
 """The longest line of printed sentences."""
+MOST_LABEL = 40
+"""A label is cut to so many characters."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|x)\b)")
 
 
@@ -44,6 +46,14 @@ def time_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def label_text(label: str, most: int = MOST_LABEL) -> str:
+    """A label without characters that a terminal could act on, cut in the middle."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in label)
+    if len(shown) <= most:
+        return shown
+    return f"{shown[:16]}...{shown[19 - most :]}"
 
 
 def wrapped(text: str, first: str = "", later: str = "") -> str:
