@@ -5,18 +5,18 @@ Each function returns the Axes and shows nothing: notebooks show the figures of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from managedmem import _colours as colours
 from managedmem import _page_history as history
 from managedmem import _trace_grid as grid
 from managedmem._extras import need
-from managedmem._managedmem import Device
+from managedmem._managedmem import Device, Host
+from managedmem._strips import STYLES, Columns
 from managedmem._units import size_text, time_text
 
 if TYPE_CHECKING:
-    from managedmem._residency import Residency
     from managedmem._trace import TracePart
 
 WIDTH = 8.0
@@ -417,32 +417,35 @@ def causes(part: TracePart, axes: Any) -> Any:
 # --- residency --------------------------------------------------------------------------------
 
 
-def strip(residency: Residency, axes: Any) -> Any:
-    """Draw where the memory is, and where what is not on the host was last prefetched to."""
-    need("matplotlib", "plot()")
-    from managedmem._residency import STYLES
+def strip(
+    columns: Columns[str],
+    hints: Mapping[Device | Host, Sequence[tuple[int, int]]],
+    nbytes: int,
+    text: str,
+    axes: Any,
+) -> Any:
+    """Draw where the memory is, and where what is not on the host was last prefetched to.
 
+    Hints are offsets and sizes in bytes, by the destination of the prefetch.
+    """
+    need("matplotlib", "plot()")
     axes = axes_for(axes, 1.7)
-    nbytes = max(residency.nbytes, 1)
+    nbytes = max(nbytes, 1)
     handles = []
-    runs = residency._columns(STRIP)
     for where, style in STYLES.items():
         spans = [
             (at * nbytes / STRIP, count * nbytes / STRIP)
-            for at, count, kind in runs
+            for at, count, kind in columns
             if kind == where
         ]
         if spans:
             axes.broken_barh(spans, (-0.4, 0.8), facecolors=style.colour, linewidth=0)
             handles.append(patch(style.colour, style.name))
-    hints: dict[Any, list[tuple[int, int]]] = {}
-    for run in residency.runs:
-        if run.last_prefetch_location is not None:
-            hints.setdefault(run.last_prefetch_location, []).append((run.offset, run.nbytes))
     ordinals = sorted(to.device_id for to in hints if isinstance(to, Device))
     for to, asked in sorted(hints.items(), key=lambda each: str(each[0])):
-        device = isinstance(to, Device)
-        shade = colours.DEVICES[ordinals.index(to.device_id) % 5] if device else colours.HOST
+        shade = colours.HOST
+        if isinstance(to, Device):
+            shade = colours.DEVICES[ordinals.index(to.device_id) % 5]
         axes.broken_barh(
             asked, (0.6, 0.4), facecolors=shade, hatch=HATCH, edgecolor="white", linewidth=0
         )
@@ -455,6 +458,6 @@ def strip(residency: Residency, axes: Any) -> Any:
     axes.tick_params(axis="x", labelsize=8)
     size_axis(axes.xaxis, nbytes)
     axes.set_xlabel("offset in the memory", **SMALL)
-    axes.set_title(residency._text(hints=False), loc="left", fontsize=10)
+    axes.set_title(text, loc="left", fontsize=10)
     legend_below(axes, handles, columns=4)
     return axes

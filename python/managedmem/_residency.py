@@ -7,9 +7,8 @@ from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from managedmem import _colours as colours
 from managedmem._managedmem import Device, Host
-from managedmem._strips import COLUMNS, MIXED, Columns, fold, html_of
+from managedmem._strips import COLUMNS, MIXED, STYLES, Columns, Style, fold, html_of
 from managedmem._units import size_text
 
 if TYPE_CHECKING:
@@ -19,20 +18,6 @@ _RUN = Struct("<QQBBB5x")
 _WHERE = ("host", "not on host")
 _EVIDENCE = ("page map", "page map + prefetch")
 
-
-class Style(NamedTuple):
-    """The looks of a place in pictures: colour, sign in a terminal, and name."""
-
-    colour: str
-    sign: str
-    name: str
-
-
-STYLES = {
-    "host": Style(colours.HOST, "#", "on the host"),
-    "not on host": Style(colours.UNKNOWN, ".", "not on the host"),
-    MIXED: Style(colours.MIXED, "+", "mixed"),
-}
 
 # Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes.
 _Record = tuple[int, int, int, bytes, dict[int, int] | None]
@@ -204,9 +189,14 @@ class Residency:
         end to end. ``ax`` are the Axes to draw on; without it there is a new figure. Raises
         ImportError without matplotlib, which the extra ``plot`` installs.
         """
-        from managedmem._plots import strip
+        from managedmem._plots import STRIP, strip
 
-        drawn: Axes = strip(self, ax)
+        hints: dict[Device | Host, list[tuple[int, int]]] = {}
+        for run in self.runs:
+            if run.last_prefetch_location is not None:
+                hints.setdefault(run.last_prefetch_location, []).append((run.offset, run.nbytes))
+        title = self._text(hints=False)
+        drawn: Axes = strip(self._columns(STRIP), hints, self.nbytes, title, ax)
         return drawn
 
     def _repr_html_(self) -> str:

@@ -1,10 +1,12 @@
-"""Strips of memory from its first byte to its last: runs of one kind as columns, and as SVG."""
+"""Strips of memory from its first byte to its last: runs as columns and as SVG, and their looks."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from html import escape
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+from managedmem import _colours as colours
 
 MIXED = "mixed"
 """The kind of a column that has several."""
@@ -14,6 +16,21 @@ _ALL = 1 - 1e-6
 Kind = TypeVar("Kind", bound=Hashable)
 Columns = list[tuple[int, int, Kind]]
 """First column, number of columns, and their kind."""
+
+
+class Style(NamedTuple):
+    """The looks of a place in pictures: colour, sign in a terminal, and name."""
+
+    colour: str
+    sign: str
+    name: str
+
+
+STYLES = {
+    "host": Style(colours.HOST, "#", "on the host"),
+    "not on host": Style(colours.UNKNOWN, ".", "not on the host"),
+    MIXED: Style(colours.MIXED, "+", "mixed"),
+}
 
 
 def fold(
