@@ -30,8 +30,8 @@ from managedmem._trace_results import (
 )
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
     from managedmem._trace_results import Results, Selection
+    from managedmem._trace_view import TraceView
 
 NO_MEMORY, UNKNOWN, HOST, COPIES, MIXED, DEVICE = range(6)
 """Places. Pages with copies are on several processors; only cells of a grid are MIXED. DEVICE and
@@ -80,7 +80,7 @@ class Changes(NamedTuple):
 class History:
     """The changes of the chosen memory until the end of a part."""
 
-    def __init__(self, part: TracePart, target: Any) -> None:
+    def __init__(self, part: TraceView, target: Any) -> None:
         self.np = need("numpy", "plot_pages()")
         self.results: Results = part._results()
         self.parts = part._parts()

@@ -17,7 +17,7 @@ from managedmem._strips import STYLES, Columns
 from managedmem._units import size_text, time_text
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
+    from managedmem._trace_view import TraceView
 
 WIDTH = 8.0
 """Inches, that of a notebook."""
@@ -116,7 +116,7 @@ def time_unit(nanoseconds: float) -> tuple[float, str]:
     return 1e3, "us"
 
 
-def title(axes: Any, text: str, part: TracePart, has_marks: bool = False) -> None:
+def title(axes: Any, text: str, part: TraceView, has_marks: bool = False) -> None:
     """A title, which says so if results are missing."""
     if not part.complete:
         text += " (INCOMPLETE)"
@@ -231,7 +231,7 @@ def points(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
     return found
 
 
-def timeline(part: TracePart, axes: Any) -> Any:
+def timeline(part: TraceView, axes: Any) -> Any:
     """Draw the timeline of a trace or a slice."""
     need("matplotlib", "plot()")
     line = grid.timeline_of(part)
@@ -264,13 +264,13 @@ def timeline(part: TracePart, axes: Any) -> Any:
     return axes
 
 
-def name_of(part: TracePart) -> str:
+def name_of(part: TraceView) -> str:
     """The words for a trace or a slice at the beginning of a title."""
     emulated = ", emulated driver" if part.source == "emulator" else ""
     return f"{part._title()} of {time_text(part.duration)}{emulated}"
 
 
-def kind_of(part: TracePart) -> str:
+def kind_of(part: TraceView) -> str:
     """The word for a trace or a slice."""
     return part._title().split()[0]
 
@@ -330,7 +330,7 @@ def image(
     legend_below(axes, [patch(*styles[place]) for place in order], columns=4)
 
 
-def pages(part: TracePart, target: Any, axes: Any) -> Any:
+def pages(part: TraceView, target: Any, axes: Any) -> Any:
     """Draw the places of the pages of a memory over time."""
     need("matplotlib", "plot_pages()")
     found = history.History(part, target)
@@ -378,7 +378,7 @@ def label_sizes(axes: Any, ends: Sequence[tuple[int, int]]) -> None:
                 )
 
 
-def causes(part: TracePart, axes: Any) -> Any:
+def causes(part: TraceView, axes: Any) -> Any:
     """Draw the bytes of each memory by cause, to the host leftwards and to devices rightwards."""
     need("matplotlib", "plot_causes()")
     lanes = [lane for lane in grid.lanes_of(part) if lane.sums.moved]

@@ -21,8 +21,8 @@ from managedmem._trace_results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from managedmem._trace import TracePart
     from managedmem._trace_results import Results
+    from managedmem._trace_view import TraceView
 
 FIELDS = (
     *((name, "<u8") for name in ("start", "end", "address", "amount")),
@@ -66,7 +66,7 @@ def _categories(pd: Any, codes: Any, texts: Sequence[str | None]) -> Any:
 class Table:
     """The columns of the events of a part, with its marks at their times."""
 
-    def __init__(self, part: TracePart) -> None:
+    def __init__(self, part: TraceView) -> None:
         self.pd = need("pandas", "to_pandas()")
         self.np = need("numpy", "to_pandas()")
         self.results, self.parts = part._results(), part._parts()
@@ -156,6 +156,6 @@ class Table:
         return self.pd.arrays.IntegerArray(self.records["extra"].astype("i8"), missing.copy())
 
 
-def frame_of(part: TracePart) -> Any:
+def frame_of(part: TraceView) -> Any:
     """The events of a trace or a slice as a DataFrame."""
     return Table(part).frame()

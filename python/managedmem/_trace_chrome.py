@@ -32,8 +32,8 @@ from managedmem._trace_results import (
 )
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
     from managedmem._trace_results import Results
+    from managedmem._trace_view import TraceView
 
 PROCESS = 1_000_000_000
 CALLS = "calls of managedmem"
@@ -160,7 +160,7 @@ class Counters:
 class Writer:
     """Turns the records of a part into events, in the order of time."""
 
-    def __init__(self, part: TracePart) -> None:
+    def __init__(self, part: TraceView) -> None:
         self.part = part
         self.results = part._results()
         self.rows = Rows(self.results)
@@ -280,7 +280,7 @@ class Writer:
         return self.words[key]
 
 
-def write_chrome(part: TracePart, file: TextIO) -> None:
+def write_chrome(part: TraceView, file: TextIO) -> None:
     """Write the events of a trace or a slice to an open file."""
     found = Writer(part)
     base = time.time_ns() - time.perf_counter_ns()

@@ -20,9 +20,9 @@ from managedmem._trace_results import (
 from managedmem._units import count_text, label_text, size_text, time_text
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
     from managedmem._trace_memories import RawMemory
     from managedmem._trace_results import TraceMemory, TraceSums
+    from managedmem._trace_view import TraceView
 
 MOST = 5
 """So many findings are reported."""
@@ -101,7 +101,7 @@ def discards() -> bool:
     return _managedmem.driver_info()["version"] >= DISCARDS_SINCE
 
 
-def is_only_written(part: TracePart, memory: TraceMemory) -> bool:
+def is_only_written(part: TraceView, memory: TraceMemory) -> bool:
     """True if faults brought all of it to a device, each of them by a plain write."""
     results = memory._results
     arrived: dict[int, list[tuple[int, int]]] = {i: [] for i in memory._indices}
@@ -163,7 +163,7 @@ class Material(NamedTuple):
         return self.takes_advice and not self.memory.duplicated
 
 
-def material_of(part: TracePart, memory: TraceMemory) -> Material:
+def material_of(part: TraceView, memory: TraceMemory) -> Material:
     """The memory with a look at its events, if its sums speak for it."""
     writes = memory.device_write_faults
     is_output = (
@@ -397,7 +397,7 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
     )
 
 
-def findings_of(part: TracePart) -> tuple[Finding, ...]:
+def findings_of(part: TraceView) -> tuple[Finding, ...]:
     """The findings of a trace or a slice, the largest cost first."""
     costed = [each for memory in part._groups() for each in of_memory(material_of(part, memory))]
     costed.sort(key=lambda each: -each[0])

@@ -25,8 +25,8 @@ from managedmem._trace_results import (
 from managedmem._units import label_text, size_text
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
     from managedmem._trace_results import TraceSums
+    from managedmem._trace_view import TraceView
 
 COLUMNS = 320
 """A timeline has so many columns: two pixels each at the width of a notebook."""
@@ -87,7 +87,7 @@ def short_labels(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def lanes_of(part: TracePart, most: int = LANES) -> list[Lane]:
+def lanes_of(part: TraceView, most: int = LANES) -> list[Lane]:
     """The rows of the table of a trace, without that of the total."""
     groups = part._groups()
     shown = groups if len(groups) <= most + 1 else groups[:most]
@@ -111,7 +111,7 @@ def lanes_of(part: TracePart, most: int = LANES) -> list[Lane]:
 class Folding:
     """Folds the records of a part into columns."""
 
-    def __init__(self, part: TracePart) -> None:
+    def __init__(self, part: TraceView) -> None:
         self.np = np = need("numpy", "plot()")
         results, parts = part._results(), part._parts()
         self.lanes = lanes_of(part)
@@ -192,7 +192,7 @@ class Folding:
         return found
 
 
-def timeline_of(part: TracePart) -> Timeline:
+def timeline_of(part: TraceView) -> Timeline:
     """The timeline of a trace or a slice."""
     folding = Folding(part)
     edges = folding.np.linspace(0, folding.length, COLUMNS + 1)

@@ -9,7 +9,7 @@ from managedmem import _colours as colours
 from managedmem import _trace_table as text
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
+    from managedmem._trace_view import TraceView
 
 MOST_ROWS = 16
 """Keeps the table of the longest labels below 20 kB."""
@@ -37,7 +37,7 @@ def _row(row: text.Row, most: int, tag: str) -> str:
     return f'<tr>{"".join(found)}<td style="text-align:left">{cells[8]}</td></tr>'
 
 
-def html_of(part: TracePart) -> str:
+def html_of(part: TraceView) -> str:
     """The heading, the table and the paragraphs below it, at most 20 kB."""
     rows = text.rows_of(part, MOST_ROWS)
     most = max(max(row.sums.to_device, row.sums.to_host) for row in rows)

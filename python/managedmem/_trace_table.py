@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from managedmem._trace_findings import findings_of
 from managedmem._units import count_text, label_text, size_text, time_text, wrapped
 
 if TYPE_CHECKING:
-    from managedmem._trace import TracePart
     from managedmem._trace_results import TraceMemory, TraceSums
+    from managedmem._trace_view import TraceView
 
 MOST_ROWS = 24
 """A table has at most so many memories; the others share a row."""
@@ -72,7 +73,7 @@ def memory_row(memory: TraceMemory) -> Row:
     return Row(label_text(memory.label), f"{count}{size}", memory)
 
 
-def rows_of(part: TracePart, most: int = MOST_ROWS) -> list[Row]:
+def rows_of(part: TraceView, most: int = MOST_ROWS) -> list[Row]:
     """The rows of the table: memories with events, the rest of them together, unknown, total."""
     groups = part._groups()
     shown = groups if len(groups) <= most else groups[: most - 1]
@@ -86,7 +87,7 @@ def rows_of(part: TracePart, most: int = MOST_ROWS) -> list[Row]:
     return [*rows, Row("total", "", part.total, False)]
 
 
-def heading(part: TracePart) -> str:
+def heading(part: TraceView) -> str:
     """The line above the table."""
     state = "complete" if part.complete else "INCOMPLETE"
     return (
@@ -111,10 +112,10 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def notes(part: TracePart) -> list[str]:
+def notes(part: TraceView) -> list[str]:
     """The paragraphs below the table: what was lost, and the findings."""
     found = [wrapped(f"note: {text}") for text in part.problems]
-    for finding in part.findings():
+    for finding in findings_of(part):
         indent = " " * 4
         lines = [wrapped(finding.observation, later=indent)]
         if finding.advice:
@@ -123,7 +124,7 @@ def notes(part: TracePart) -> list[str]:
     return found
 
 
-def text_of(part: TracePart) -> str:
+def text_of(part: TraceView) -> str:
     """The heading, the table and the paragraphs below it."""
     rows = [row.cells() for row in rows_of(part)]
     table = "\n".join([heading(part), *aligned(rows)])
