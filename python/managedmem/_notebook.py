@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from managedmem import ManagedBuffer
+from managedmem._managedmem import ManagedBuffer
 
 MOST_NAMED = 5
 """A message names at most so many views."""

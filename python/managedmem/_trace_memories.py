@@ -7,7 +7,7 @@ import mmap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from managedmem import Device
+from managedmem._managedmem import Device
 from managedmem._units import size_text
 
 SYSTEM_MEMORY = "(system memory)"

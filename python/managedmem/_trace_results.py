@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from managedmem import Device, Host, ManagedBuffer, PrefetchPlan
+from managedmem._managedmem import Device, Host, ManagedBuffer, PrefetchPlan
 from managedmem._trace_memories import (
     REST,
     RawMemory,

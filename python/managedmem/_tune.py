@@ -1,68 +1,66 @@
-"""``managedmem.tune()``: its arguments, and the course of a search from first run to result.
+"""``managedmem.tune()``: the course of a search from the first run to the result.
 
-The package imports this module at the first use of one of its names. ``_tune_rules`` proposes
-changes, ``_tune_search`` decides about them, ``_tune_report`` presents the result.
+The package imports this module at the first use of one of its names. ``_tune_arguments`` checks
+what it is given, ``_tune_rules`` proposes changes, ``_tune_search`` decides about them,
+``_tune_report`` presents the result.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import managedmem
-from managedmem import (
+from managedmem import __version__, _managedmem
+from managedmem._managedmem import (
     CUDAError,
     Device,
-    Host,
-    ManagedBuffer,
     MigrationPolicy,
-    PrefetchPlan,
     TraceUnavailableError,
-    _managedmem,
+    empty,
 )
 from managedmem._trace import Trace, _torch_captures
 from managedmem._trace_findings import viewed
-from managedmem._trace_results import target_range
-from managedmem._tune_report import (
-    COUNTS,
-    SECONDS,
-    TuneResult,
-    TuneTime,
-    TuneTrial,
-    entries_of,
+from managedmem._tune_arguments import (
+    Limits,
+    Phase,
+    check_discards,
+    disposable_of,
+    extents_of,
+    limits_of,
+    named_targets,
+    phases_of,
+    points_of,
 )
+from managedmem._tune_report import TuneResult, entries_of
 from managedmem._tune_rules import Material, Seen, propose, propose_all, seen_in
 from managedmem._tune_search import (
     OUT_OF_TIME,
     Clock,
-    Limits,
-    Phase,
     Search,
     TuneUnstableError,
+    plans_of,
+)
+from managedmem._tune_values import (
+    COUNTS,
+    SECONDS,
+    TuneTime,
+    TuneTrial,
     confidence,
     interval_of,
-    plans_of,
 )
 from managedmem._units import size_text
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from managedmem._managedmem import _Target
-
-    _Phase: TypeAlias = Callable[[], Any] | tuple[str, Callable[[], Any]]
-    _Step: TypeAlias = _Phase | Sequence[_Phase]
-    _Disposable: TypeAlias = str | _Target | Iterable[str | _Target] | Mapping[Any, str]
+    from managedmem._tune_arguments import _Disposable, _Step
 
 __all__ = ["TuneResult", "TuneTime", "TuneTrial", "TuneUnstableError", "tune"]
 
 TRACED_RUNS = 2
-LEAST_PAIRS = 5
 DISCARDS_SINCE = 13000
 CAPTURED = 900
 """CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED."""
@@ -70,191 +68,6 @@ BUSY = (
     "tune() waits for the device after each run, which would end the capture of a CUDA graph: tune "
     "before or after the capture"
 )
-
-
-# --- arguments ----------------------------------------------------------------------------------
-
-
-def _phase_of(given: Any, place: str, default: str) -> Phase:
-    name = None
-    if _is_pair(given):
-        name, given = given
-        if not name:
-            raise ValueError(f"{place} has an empty name")
-    if not callable(given):
-        raise TypeError(f"{place} must be callable, or a pair (name, callable), got {given!r}")
-    if inspect.iscoroutinefunction(given):
-        raise TypeError(f"{place} must not be a coroutine function: nobody would await it")
-    if name is None:
-        found = getattr(given, "__name__", default)
-        name = default if found == "<lambda>" else str(found)
-    return Phase(name, given)
-
-
-def _is_pair(given: Any) -> bool:
-    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
-
-
-def phases_of(step: Any) -> tuple[Phase, ...]:
-    """The phases of a step: a callable, a pair (name, callable), or a sequence of these."""
-    if callable(step) or _is_pair(step):
-        return (_phase_of(step, "step", "step"),)
-    if not isinstance(step, list | tuple):
-        raise TypeError(f"step must be callable, or a list or tuple of callables, got {step!r}")
-    if not step:
-        raise ValueError("step has no phases: give a callable, or several")
-    found = tuple(_phase_of(each, f"step[{i}]", f"phase_{i + 1}") for i, each in enumerate(step))
-    names = [phase.name for phase in found]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ValueError(
-                f"step[{names.index(name)}] and step[{i}] are both named {name!r}: give pairs "
-                "(name, callable) with different names"
-            )
-    return found
-
-
-def _is_one_target(given: Any) -> bool:
-    protocols = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
-    if any(hasattr(type(given), name) for name in protocols) or not isinstance(given, Iterable):
-        return True
-    try:
-        memoryview(given)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return True
-
-
-def _names_for(targets: Sequence[Any]) -> list[str]:
-    """The names of whole buffers, or else their places."""
-    names = [
-        each.name if isinstance(each, ManagedBuffer) and not each.is_closed else None
-        for each in targets
-    ]
-    places = [f"buffers[{i}]" for i in range(len(targets))]
-    if any(name in places for name in names):
-        return places
-    return [
-        name if name and names.count(name) == 1 else place
-        for name, place in zip(names, places, strict=True)
-    ]
-
-
-def named_targets(buffers: Any) -> dict[str, Any]:
-    """The targets by name, checked: managed memory, open, and no byte in two of them.
-
-    Raises ValueError or TypeError.
-    """
-    if isinstance(buffers, Mapping):
-        found = dict(buffers)
-        for name in found:
-            if not isinstance(name, str) or not name:
-                raise TypeError(f"the names of buffers must be non-empty str, got {name!r}")
-    else:
-        given = [buffers] if _is_one_target(buffers) else list(buffers)
-        found = dict(zip(_names_for(given), given, strict=True))
-    for name, target in found.items():
-        try:
-            MigrationPolicy.default().applied([target])  # checks the target, and applies nothing
-        except (TypeError, ValueError, RuntimeError) as error:
-            start = f"buffer {name!r}: "
-            error.args = (start + str(error).removeprefix("targets[0]: "), *error.args[1:])
-            raise
-    return found
-
-
-def _extents(targets: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Address and size of each target; no two may overlap."""
-    extents = {name: target_range(target) for name, target in targets.items()}
-    last, end = "", 0
-    ordered = sorted(extents.items(), key=lambda each: (each[1][0], -each[1][1]))
-    for name, (start, nbytes) in ordered:
-        if nbytes and start < end:
-            raise ValueError(f"buffers {last!r} and {name!r} overlap: give each byte once")
-        if start + nbytes > end:
-            last, end = name, start + nbytes
-    return extents
-
-
-def _disposable_of(
-    given: Any, targets: Mapping[str, Any], phases: Sequence[Phase]
-) -> dict[str, str | None]:
-    """The disposable memories by name, with the phase that overwrites them where it is given."""
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        one = isinstance(given, str) or _is_one_target(given)
-        pairs = [(each, None) for each in ([given] if one else given)]
-    found: dict[str, str | None] = {}
-    names = [phase.name for phase in phases]
-    for each, phase in pairs:
-        same = (key for key, target in targets.items() if target is each)
-        name = each if isinstance(each, str) else next(same, "")
-        if name not in targets:
-            raise ValueError(f"disposable has {each!r}, which buffers does not have")
-        if phase is not None and phase not in names:
-            raise ValueError(
-                f"disposable says that phase {phase!r} overwrites {name!r}; the phases are "
-                f"{', '.join(names)}"
-            )
-        found[name] = phase
-    return found
-
-
-def _check_discards(names: Iterable[str], targets: Mapping[str, Any]) -> None:
-    """Raise ValueError if a memory cannot be discarded: read-only, with gaps, without a page."""
-    for name in names:
-        try:
-            PrefetchPlan([(targets[name], Host())]).explain(discard=True)
-        except ValueError as error:
-            text = str(error).removeprefix("entry 0: ").removesuffix(" (entry 0)")
-            raise ValueError(f"disposable {name!r}: {text}") from None
-
-
-def _points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
-    names = [phase.name for phase in phases]
-    if given is None:
-        return frozenset(names)
-    if not isinstance(given, Iterable):
-        raise TypeError(f"points must be names of phases ({', '.join(names)}), got {given!r}")
-    chosen = [given] if isinstance(given, str) else list(given)
-    for each in chosen:
-        if each not in names:
-            raise ValueError(f"points has {each!r}; the phases are {', '.join(names)}")
-    return frozenset(chosen)
-
-
-def _number(name: str, value: Any, least: float, most: float = math.inf) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= value < most:
-        limit = f"at least {least:g}" + (f" and below {most:g}" if most < math.inf else "")
-        raise ValueError(f"{name} must be {limit} and finite, got {value}")
-    return float(value)
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
-
-
-def _limits_of(
-    max_seconds: Any, pairs: Any, min_gain: Any, warmup: Any, max_noise: Any, verify: Any
-) -> Limits:
-    limits = Limits(
-        _number("max_seconds", max_seconds, 0),
-        _count("pairs", pairs, LEAST_PAIRS),
-        _number("min_gain", min_gain, 0, 1),
-        _count("warmup", warmup, 0),
-        _number("max_noise", max_noise, 0),
-        verify,
-    )
-    if verify is not None and not callable(verify):
-        raise TypeError(f"verify must be callable or None, got {verify!r}")
-    return limits
 
 
 # --- circumstances ------------------------------------------------------------------------------
@@ -295,7 +108,7 @@ def _check_captures_by_mark(probe: Trace) -> None:
 
 def _check_captures_by_copy() -> None:
     """The same without a source of events: for the legacy stream, which blocking ones share."""
-    with managedmem.empty(1) as scratch:
+    with empty(1) as scratch:
         try:
             scratch.copy_from(b"\0")
         except CUDAError as error:
@@ -355,7 +168,7 @@ class Tuning:
         self.search = Search(phases, targets, limits, self.clock)
         self.notes: list[str] = []
         self.evidence = "none"
-        self.sizes = {name: nbytes for name, (_, nbytes) in _extents(targets).items()}
+        self.sizes = {name: nbytes for name, (_, nbytes) in extents_of(targets).items()}
         self.free = _free_memory(self.devices)
         self.base, mixed = _base_policies(targets)
         if mixed:
@@ -521,24 +334,22 @@ class Tuning:
             )
         timed = None if counted else proof
         result = TuneResult(
-            {
-                "phases": tuple(names),
-                "policies": {name: item.policy for name, item in setting.policies.items()},
-                "_prefetch_entries": entries_of(setting.prefetches, names),
-                "_discard_entries": entries_of(setting.discards, names),
-                "before": interval_of([a for a, _ in timed.seconds]) if timed else usual,
-                "after": interval_of([b for _, b in timed.seconds]) if timed else usual,
-                "gain": interval_of(timed.gains) if timed else None,
-                "pairs": tuple(timed.seconds) if timed else (),
-                "judged_by": COUNTS if counted else SECONDS,
-                "counts": proof.medians() if proof else search.usual.unchanged(),
-                "noise": search.noise,
-                "evidence": self.evidence,
-                "notes": tuple(self.notes),
-                "seconds": search.elapsed(),
-                "machine": self._machine(),
-                "trials": tuple(search.trials),
-            }
+            phases=tuple(names),
+            policies={name: item.policy for name, item in setting.policies.items()},
+            _prefetch_entries=entries_of(setting.prefetches, names),
+            _discard_entries=entries_of(setting.discards, names),
+            before=interval_of([a for a, _ in timed.seconds]) if timed else usual,
+            after=interval_of([b for _, b in timed.seconds]) if timed else usual,
+            gain=interval_of(timed.gains) if timed else None,
+            pairs=tuple(timed.seconds) if timed else (),
+            judged_by=COUNTS if counted else SECONDS,
+            counts=proof.medians() if proof else search.usual.unchanged(),
+            noise=search.noise,
+            evidence=self.evidence,
+            notes=tuple(self.notes),
+            seconds=search.elapsed(),
+            machine=self._machine(),
+            trials=tuple(search.trials),
         )
         step = search.step_of(setting)
         result._bind(
@@ -551,7 +362,7 @@ class Tuning:
     def _machine(self) -> dict[str, Any]:
         info = _managedmem.driver_info()
         return {
-            "managedmem": managedmem.__version__,
+            "managedmem": __version__,
             "driver": info["version_string"],
             "emulated": info["emulated"],
             "devices": [each.name for each in sorted(self.devices, key=lambda d: d.device_id)],
@@ -627,7 +438,7 @@ def tune(
         buffers,
         disposable,
         points,
-        _limits_of(max_seconds, pairs, min_gain, warmup, max_noise, verify),
+        limits_of(max_seconds, pairs, min_gain, warmup, max_noise, verify),
     ).run(keep)
 
 
@@ -644,10 +455,10 @@ def prepared(
     Without one, runs of the emulated driver are judged by its counters.
     """
     phases = phases_of(step)
-    chosen = _points_of(points, phases)
+    chosen = points_of(points, phases)
     targets = named_targets(buffers)
-    _extents(targets)
-    lost = _disposable_of(disposable, targets, phases)
+    extents_of(targets)
+    lost = disposable_of(disposable, targets, phases)
     info = _managedmem.driver_info()
     version = info["version"]
     if lost and version < DISCARDS_SINCE:
@@ -655,7 +466,7 @@ def prepared(
             f"disposable= needs a driver of CUDA 13.0 or newer, this one is of CUDA "
             f"{version // 1000}.{version % 1000 // 10}"
         )
-    _check_discards(lost, targets)
+    check_discards(lost, targets)
     _check_captures()
     counts = None
     if clock is None and info["emulated"]:

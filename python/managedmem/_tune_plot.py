@@ -5,15 +5,11 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from managedmem import _colours as colours
 from managedmem._extras import need
-from managedmem._tune_report import COUNTS, KEPT
-from managedmem._tune_search import interval_of
-
-if TYPE_CHECKING:
-    from managedmem._tune_report import TuneResult, TuneTrial
+from managedmem._tune_values import COUNTS, KEPT, TuneTrial, TuneValues, interval_of
 
 MOST_ROWS = 20
 LABEL_WIDTH, LABEL_LINES = 48, 3
@@ -27,14 +23,14 @@ Row = tuple[str, Sequence[Sequence[tuple[float, float]]], bool]
 """A label, the pairs of each bar, and True if the change was kept."""
 
 
-def bars_of(found: TuneResult | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
+def bars_of(found: TuneValues | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
     """One bar of paired seconds; one of bytes and one of faults where these decided."""
     if found.counts is None:
         return [found.pairs]
     return [[pair] for pair in found.counts.values()]
 
 
-def rows_of(result: TuneResult) -> list[Row]:
+def rows_of(result: TuneValues) -> list[Row]:
     """A row for each change: kept ones first, all together last."""
     tried = [trial for trial in result.trials if trial.pairs]
     tried.sort(key=lambda trial: trial.verdict != KEPT)
@@ -72,7 +68,7 @@ def draw_bar(
     axes.plot(shown, [place] * len(shown), ".", color=ink(axes), markersize=4)
 
 
-def draw(result: TuneResult, axes: Any) -> Any:
+def draw(result: TuneValues, axes: Any) -> Any:
     """Draw on the Axes, or on new ones, and return them."""
     need("matplotlib", "plot()")
     from managedmem._plots import PLAIN, SMALL, axes_for, ink, legend_below, patch

@@ -7,94 +7,39 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from managedmem import AppliedPolicy, Device, Host, MigrationPolicy, PrefetchPlan
-from managedmem._units import count_text, size_text, time_text, wrapped
+from managedmem._managedmem import AppliedPolicy, Device, Host, MigrationPolicy, PrefetchPlan
+from managedmem._tune_arguments import named_targets, phases_of
+from managedmem._tune_search import TunedStep, plans_of
+from managedmem._tune_values import (
+    COUNTS,
+    FEW,
+    KEPT,
+    SECONDS,
+    CountPairs,
+    Entries,
+    Location,
+    TuneTime,
+    TuneTrial,
+    TuneValues,
+    counts_text,
+    signed,
+)
+from managedmem._units import time_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from managedmem._managedmem import _Target
-    from managedmem._tune import _Step
+    from managedmem._tune_arguments import _Step
 
 VERSION = 1
 """The version of the JSON form."""
-KEPT = "kept"
-"""The verdict on a trial whose change is a part of the result."""
-SECONDS, COUNTS = "seconds", "bytes and faults"
-"""What decided about changes."""
-FEW = 5
-"""Fewer pairs have no interval, only a range."""
-
 _LOCATION = re.compile(r"(Device|Host)\((?:(?:numa_id=)?(\d+))?\)")
 
 
-class TuneTime(NamedTuple):
-    """A median in seconds, with its interval of 95 % (93.75 % with 5 pairs)."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{signed(self.median)} ({signed(self.low)} to {signed(self.high)})"
-
-
-def signed(seconds: float) -> str:
-    """Seconds that can be negative, as s, ms or us."""
-    return f"{'-' if seconds < 0 else ''}{time_text(abs(seconds))}"
-
-
-CountPairs = dict[str, tuple[int, int]]
-"""The usual "bytes" and "faults" of a run, without a change and with it."""
-
-
-def counts_text(counts: CountPairs, side: int) -> str:
-    """The bytes and faults of a run, without (0) or with (1) the change."""
-    return f"{size_text(counts['bytes'][side])} and {count_text(counts['faults'][side])} faults"
-
-
-class TuneTrial(NamedTuple):
-    """A change that `tune` considered, with the reason for it and the times that decided.
-
-    ``rule`` is the number of the rule in :doc:`the guide <tuning>`, "" for an attempt to do without
-    a kept change. ``evidence`` has the sums of a run, means of the traced ones, by their names in
-    `TraceSums`; ``arrived`` and ``returned`` are the bytes that faults moved to devices and to the
-    host. ``estimate`` is the number of seconds that the change may save at most, which orders the
-    trials, or None.
-
-    ``pairs`` are the seconds of a run without and with the change, ``gain`` the interval of the
-    differences (the range, of fewer than five), or None if it was not tried. ``cost`` is the
-    seconds that applying its advice took, which no pair contains. ``verdict`` is "kept", or a
-    sentence.
-
-    ``counts`` has the usual "bytes" and "faults" of a run, each without and with the change, where
-    those decided instead of seconds: on the emulated driver. ``estimate`` and ``gain`` are None
-    there.
-    """
-
-    change: str
-    rule: str
-    reason: str
-    evidence: dict[str, int | float]
-    estimate: float | None
-    pairs: tuple[tuple[float, float], ...]
-    gain: TuneTime | None
-    cost: float
-    verdict: str
-    counts: CountPairs | None = None
-
-    def __hash__(self) -> int:
-        """Without the evidence, which has none."""
-        return hash((*self[:3], *self[4:]))
-
-
-Location = Device | Host
-Entries = dict[str, list[tuple[str, Location]]]
-
-
-class TuneResult:
+class TuneResult(TuneValues):
     """What `tune` found: the advice and the prefetches that were proved, and the evidence.
 
     ``before`` and ``after`` are the seconds of a run, ``gain`` the seconds that a run saves, all
@@ -109,41 +54,9 @@ class TuneResult:
     Safe from every thread.
     """
 
-    policies: dict[str, MigrationPolicy]
-    """The policy of each memory whose advice changed, by name."""
-    before: TuneTime
-    after: TuneTime
-    gain: TuneTime | None
-    pairs: tuple[tuple[float, float], ...]
-    """The seconds of a run before and after, in the alternating pairs of the proof."""
-    judged_by: str
-    """What decided: "seconds", or "bytes and faults" on the emulated driver."""
-    counts: CountPairs | None
-    """The usual "bytes" over the bus, moved or used in place, and "faults" of a run, each before
-    and after. None where seconds decided."""
-    noise: float
-    trials: tuple[TuneTrial, ...]
-    phases: tuple[str, ...]
-    evidence: str
-    notes: tuple[str, ...]
-    seconds: float
-    machine: dict[str, Any]
-    """The driver, the devices and the version of the package that measured it."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        """Made by `tune` and `from_json`."""
-        vars(self).update(values)
-        self._plans: dict[str, PrefetchPlan] | None = None
-        self._discards: dict[str, PrefetchPlan] | None = None
-        self._step: Callable[[], Any] | None = None
-
-    _prefetch_entries: Entries
-    _discard_entries: Entries
-
-    @property
-    def speedup(self) -> float:
-        """How many times faster a run is than before."""
-        return self.before.median / self.after.median if self.after.median else 1.0
+    _plans: dict[str, PrefetchPlan] | None = None
+    _discards: dict[str, PrefetchPlan] | None = None
+    _step: Callable[[], Any] | None = None
 
     @property
     def plans(self) -> dict[str, PrefetchPlan]:
@@ -208,9 +121,6 @@ class TuneResult:
         the driver refuses, with the earlier advice put back. Driver: cuMemAdvise,
         cuMemRangeGetAttributes.
         """
-        from managedmem._tune import named_targets, phases_of
-        from managedmem._tune_search import TunedStep, plans_of
-
         phases = None if step is None else phases_of(step)
         if phases is not None and tuple(phase.name for phase in phases) != self.phases:
             raise ValueError(
@@ -227,10 +137,6 @@ class TuneResult:
         self._bind(plans, discards, TunedStep(phases, plans, discards) if phases else None)
         return self
 
-    def _names(self) -> set[str]:
-        entries = [*self._prefetch_entries.values(), *self._discard_entries.values()]
-        return {*self.policies, *(name for pairs in entries for name, _ in pairs)}
-
     # --- text -----------------------------------------------------------------------------------
 
     def __str__(self) -> str:
@@ -242,19 +148,6 @@ class TuneResult:
                 lines += [line for trial in found for line in _trial_lines(trial)]
         lines += [f"\nnote: {note}" for note in self.notes]
         return "\n".join(lines)
-
-    def _headline(self) -> str:
-        if self.counts is not None:
-            before, after = (counts_text(self.counts, side) for side in (0, 1))
-            if not self._names():
-                return f"{before} per run; no change was proved to gain, judged by {COUNTS}"
-            return f"{before} -> {after} per run, judged by {COUNTS}"
-        if self.gain is None:
-            return f"{self.before} per run; no change was proved to gain"
-        return (
-            f"{time_text(self.before.median)} -> {time_text(self.after.median)} per run, "
-            f"{self.speedup:.2f} x as fast: a run saves {self.gain}"
-        )
 
     def _circumstances(self) -> str:
         tried = sum(bool(trial.pairs) for trial in self.trials)
@@ -359,7 +252,7 @@ class TuneResult:
                 f'"version": {VERSION}'
             )
         try:
-            return cls(_values_of(found))
+            return cls(**_values_of(found))
         except KeyError as error:
             raise ValueError(f"{name} is not a result of tune(): it lacks {error}") from error
         except (TypeError, ValueError, OverflowError) as error:

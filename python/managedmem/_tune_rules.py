@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from managedmem import Device, Host, MigrationPolicy
+from managedmem._managedmem import Device, Host, MigrationPolicy
 from managedmem._trace_findings import ENOUGH, SMALL_PART, by_faults, counts, viewed
+from managedmem._tune_values import Location
 from managedmem._units import count_text, label_text, size_text, time_text
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ FREE_SHARE = 0.9
 """Prefetches may fill this share of the memory that a device had free at the start."""
 MOST_NAMED = 3
 """A text names at most so many memories."""
-
-Location = Device | Host
 
 
 # --- changes ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from managedmem import (
+from managedmem._managedmem import (
     AppliedPolicy,
     CUDAError,
     Device,
@@ -20,7 +20,7 @@ from managedmem import (
     PrefetchPlan,
     Stream,
 )
-from managedmem._tune_report import KEPT, TuneTime, TuneTrial
+from managedmem._tune_arguments import Limits, Phase
 from managedmem._tune_rules import (
     Candidate,
     Discard,
@@ -30,10 +30,9 @@ from managedmem._tune_rules import (
     Setting,
     items_text,
 )
+from managedmem._tune_values import KEPT, TuneTime, TuneTrial, interval_of, order_index
 from managedmem._units import time_text
 
-TAIL = 0.025
-"""The probability on each side of an interval of 95 %."""
 MUCH_SLOWER = 3
 """A change that makes a run so many times slower has no more than one pair."""
 NOISE_ATTEMPTS = 3
@@ -50,44 +49,7 @@ class TuneUnstableError(RuntimeError):
     """The unchanged step varies too much for `tune` to tell a gain from noise."""
 
 
-# --- order statistics ---------------------------------------------------------------------------
-
-
-def order_index(count: int) -> int:
-    """The k for which the k-th smallest and the k-th largest of `count` values bound the median.
-
-    The largest k with P(B < k) <= 2.5 %, B binomial with p = 1/2; 1 if there is none.
-    """
-    below, found = 0, 1
-    for k in range(1, count // 2 + 1):
-        below += math.comb(count, k - 1)
-        if below > TAIL * (1 << count):
-            break
-        found = k
-    return found
-
-
-def confidence(count: int) -> float:
-    """The probability with which the interval of `count` values contains the median."""
-    k = order_index(count)
-    return 1 - 2 * sum(math.comb(count, i) for i in range(k)) / (1 << count)
-
-
-def interval_of(values: Sequence[float]) -> TuneTime:
-    """The median of values with its interval."""
-    ordered = sorted(values)
-    k = order_index(len(ordered))
-    return TuneTime(statistics.median(ordered), ordered[k - 1], ordered[-k])
-
-
 # --- running a step -----------------------------------------------------------------------------
-
-
-class Phase(NamedTuple):
-    """A named part of the step."""
-
-    name: str
-    run: Callable[[], Any]
 
 
 def plans_of(
@@ -285,17 +247,6 @@ class Placement:
 
 
 # --- trials -------------------------------------------------------------------------------------
-
-
-class Limits(NamedTuple):
-    """The arguments of tune() that bound the search."""
-
-    max_seconds: float
-    pairs: int
-    min_gain: float
-    warmup: int
-    max_noise: float
-    verify: Callable[[Any, Any], Any] | None
 
 
 Counts = tuple[int, int]

@@ -6,13 +6,9 @@ import keyword
 import pprint
 import re
 import unicodedata
-from typing import TYPE_CHECKING
 
+from managedmem._tune_values import Entries, TuneValues
 from managedmem._units import WIDTH, time_text
-
-if TYPE_CHECKING:
-    from managedmem._tune_report import Entries, TuneResult
-
 
 RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolicy", "PrefetchPlan"}
 """Names of the text; phases of these names are looked up in ``phases``."""
@@ -33,7 +29,7 @@ def _call(phase: str) -> str:
     return f"{phase}()" if _is_name(phase) and not taken else f"phases[{phase!r}]()"
 
 
-def _plan_lines(result: TuneResult, entries: Entries, start: str) -> list[str]:
+def _plan_lines(result: TuneValues, entries: Entries, start: str) -> list[str]:
     lines = []
     for number, phase in enumerate(result.phases, start=1):
         if phase in entries:
@@ -44,7 +40,7 @@ def _plan_lines(result: TuneResult, entries: Entries, start: str) -> list[str]:
     return lines
 
 
-def _policy_lines(result: TuneResult) -> list[str]:
+def _policy_lines(result: TuneValues) -> list[str]:
     groups: dict[str, list[str]] = {}
     for name, policy in result.policies.items():
         groups.setdefault(repr(policy), []).append(name)
@@ -60,7 +56,7 @@ def _policy_lines(result: TuneResult) -> list[str]:
     return lines
 
 
-def _step_lines(result: TuneResult) -> list[str]:
+def _step_lines(result: TuneValues) -> list[str]:
     lines = ["def tuned_step():"]
     for number, phase in enumerate(result.phases, start=1):
         if phase in result._discard_entries:
@@ -77,7 +73,7 @@ def _step_lines(result: TuneResult) -> list[str]:
     return lines
 
 
-def _comment(result: TuneResult) -> list[str]:
+def _comment(result: TuneValues) -> list[str]:
     used = sorted(result._names())
     if not used:
         return ["# managedmem.tune() proved no change."]
@@ -97,7 +93,7 @@ def _comment(result: TuneResult) -> list[str]:
     ]
 
 
-def source_of(result: TuneResult) -> str:
+def source_of(result: TuneValues) -> str:
     """The policies, the plans, and a step that executes them."""
     names = ["Device", "Host", "MigrationPolicy", "PrefetchPlan"]
     blocks = [

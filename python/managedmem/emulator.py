@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, SupportsIndex
 from managedmem import _managedmem
 
 if TYPE_CHECKING:
-    from managedmem import Device, Host, ManagedBuffer
+    from managedmem._managedmem import Device, Host, ManagedBuffer
 
 __all__ = [
     "PROFILES",
