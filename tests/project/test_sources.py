@@ -1,9 +1,11 @@
-"""Reads the C sources and holds them to the rules that no compiler checks.
+"""Reads the sources and holds them to the rules that no compiler checks.
 
-Owns the architecture's include arrows, the size limits and the ban on Python objects in static
-storage. Every rule is a function over text, and each is first shown a text that breaks it.
+Owns the architecture's include arrows, the ban on circles of files in C and in Python, the size
+limits and the ban on Python objects in static storage. Every rule is a function over text, and each
+is first shown a text that breaks it.
 """
 
+import ast
 import fnmatch
 import re
 import tomllib
@@ -538,3 +540,62 @@ def test_no_format_has_a_length_argument():
     for path in (ROOT / "src/_managedmem/python").glob("*.c"):
         formats = re.findall(r'(?:BuildValue|ParseTuple\w*)\([^"]*"([^"]*)"', path.read_text())
         assert not [text for text in formats if "#" in text], path.name
+
+
+# The imports of the Python package.
+
+PACKAGE = ROOT / "python" / "managedmem"
+# The extension, and the one name that the package's own file has by itself.
+NO_PYTHON_FILE = {"managedmem._managedmem", "managedmem.__version__"}
+# Types only: WorkingGroup.set is one of the sets whose add() makes the group.
+SET_OF_A_GROUP = ("managedmem._working_group", "managedmem._working_set")
+
+
+def package_files():
+    """The text of each Python file of the package, by the name of its module."""
+    files = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        files[".".join(parts).removesuffix(".__init__")] = path.read_text()
+    return files
+
+
+def imports_between(files):
+    """The modules that each one imports, also in functions and for types only."""
+    imports = {}
+    for user, text in files.items():
+        owners = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                owners |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    name = f"{node.module}.{alias.name}"
+                    known = name in files or name in NO_PYTHON_FILE
+                    owners.add(name if known else node.module)
+        imports[user] = owners & (files.keys() - {user})
+    return imports
+
+
+def test_import_finder_finds_every_import():
+    files = {
+        "p": "if TYPE_CHECKING:\n    from p.a import A\n",
+        "p.a": "from p import x, b, c as d\n",
+        "p.b": "def f():\n    import p.c\n",
+        "p.c": "import os\nfrom p.c import x\n",
+    }
+    found = imports_between(files)
+    assert found == {"p": {"p.a"}, "p.a": {"p", "p.b", "p.c"}, "p.b": {"p.c"}, "p.c": set()}
+    assert find_circle(found) == ["p", "p.a", "p"]
+
+
+def test_package_has_no_circle():
+    files = package_files()
+    imports = imports_between(files)
+    group, owner = SET_OF_A_GROUP
+    assert find_circle(imports) == [group, owner, group]
+    imports[group].remove(owner)
+    assert not find_circle(imports)
+    # The same with imports back up, in the real sources.
+    files["managedmem._units"] += "\ndef seeded():\n    from managedmem import Device\n"
+    assert {"managedmem", "managedmem._units"} < set(find_circle(imports_between(files)))
