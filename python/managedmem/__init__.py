@@ -158,20 +158,42 @@ if TYPE_CHECKING:
     from managedmem._working_group import WorkingGroup, WorkingUse
     from managedmem._working_set import ManagedWorkingSet, WorkingSet, WorkingSetStats
 else:
+    _FILES = {
+        "Capabilities": "_capabilities",
+        "capabilities": "_capabilities",
+        "asarray": "_creation",
+        "empty_like": "_creation",
+        "full": "_creation",
+        "zeros": "_creation",
+        "Residency": "_residency",
+        "ResidencyRun": "_residency",
+        "result_cache": "_result_cache",
+        "Finding": "_trace",
+        "Trace": "_trace",
+        "TraceEvent": "_trace",
+        "TraceMemory": "_trace",
+        "TraceSlice": "_trace",
+        "TraceSums": "_trace",
+        "trace": "_trace",
+        "TuneResult": "_tune",
+        "TuneTime": "_tune",
+        "TuneTrial": "_tune",
+        "TuneUnstableError": "_tune",
+        "tune": "_tune",
+        "WorkingGroup": "_working_group",
+        "WorkingUse": "_working_group",
+        "ManagedWorkingSet": "_working_set",
+        "WorkingSet": "_working_set",
+        "WorkingSetStats": "_working_set",
+    }
 
     def __getattr__(name: str) -> object:
         """Import a part at the first use of one of its names, which keeps this import short."""
         if name == "emulator":
             return _import_module("managedmem.emulator")
-        if name not in __all__:
+        if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        parts = {"Resi": "_residency", "Tune": "_tune", "tune": "_tune", "resu": "_result_cache"}
-        parts |= dict.fromkeys(("asar", "empt", "full", "zero"), "_creation")
-        parts |= dict.fromkeys(("Capa", "capa"), "_capabilities")
-        parts |= {"WorkingGroup": "_working_group", "WorkingUse": "_working_group"}
-        parts |= dict.fromkeys(("Mana", "Work"), "_working_set")
-        part = parts.get(name) or parts.get(name[:4], "_trace")
-        globals()[name] = value = getattr(_import_module(f"managedmem.{part}"), name)
+        globals()[name] = value = getattr(_import_module(f"managedmem.{_FILES[name]}"), name)
         return value
 
 
