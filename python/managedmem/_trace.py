@@ -24,6 +24,7 @@ from managedmem._trace_results import (
     target_range,
 )
 from managedmem._trace_view import TraceView
+from managedmem._units import NAME_BYTES
 
 if TYPE_CHECKING:
     import pandas
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Trace", "TraceEvent", "TraceMemory", "TraceSlice", "TraceSums", "trace"]
 
 SOURCES = ("auto", "kernel", "emulator")
-LIMITS = (1000, 10**9)
-NAME_BYTES = 200
 LAST = "end"
 """The label of the slice behind the last mark."""
 FORKED = "the trace belongs to the process that started it, not to a forked child"
@@ -224,7 +223,7 @@ class Trace(TracePart):
         limit: int = 1_000_000,
         sync: bool = True,
     ) -> None:
-        _check(source, faults, limit, sync)
+        _check(source, faults, sync)
         self._request = source
         self._sync = sync
         self._faults = faults
@@ -532,17 +531,14 @@ class Trace(TracePart):
         return f"<managedmem.Trace, {state}, source {self.source}>"
 
 
-def _check(source: object, faults: object, limit: object, sync: object) -> None:
+def _check(source: object, faults: object, sync: object) -> None:
+    """The recorder checks the limit."""
     if source not in SOURCES:
         choices = '", "'.join(SOURCES[:-1])
         raise ValueError(f'source must be "{choices}" or "{SOURCES[-1]}", got {source!r}')
     for name, flag in (("faults", faults), ("sync", sync)):
         if not isinstance(flag, bool):
             raise TypeError(f"{name} must be True or False, got {flag!r}")
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise TypeError(f"limit must be an int, got {limit!r}")
-    if not LIMITS[0] <= limit <= LIMITS[1]:
-        raise ValueError(f"limit must be from {LIMITS[0]} to {LIMITS[1]}, got {limit}")
 
 
 def _torch_captures() -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 WIDTH = 100
 """The longest line of printed sentences."""
+NAME_BYTES = 200
+"""The longest name of a memory in UTF-8; the extension refuses longer ones of buffers."""
 MOST_LABEL = 40
 """A label is cut to so many characters."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|x)\b)")

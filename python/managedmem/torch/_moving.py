@@ -17,6 +17,7 @@ from torch import Tensor
 
 import managedmem
 from managedmem import Device, ManagedBuffer, ManagedMemoryResource
+from managedmem._units import NAME_BYTES
 from managedmem.torch._targets import find_tensors, join_name
 from managedmem.torch._tensors import Found, check_dense, describe, extent_of, is_wrapper
 
@@ -24,7 +25,6 @@ _Movable = TypeVar("_Movable", bound="torch.nn.Module | torch.optim.Optimizer | 
 # The alignment of torch's own allocators; a block that starts inside a storage keeps it.
 _ALIGNMENT = 512
 _SKEW = 16  # a block keeps its start modulo this: 0, except in memory that torch did not allocate
-_NAME_BYTES = 200  # the longest name of a buffer, in UTF-8
 
 
 @dataclass(slots=True)
@@ -268,11 +268,11 @@ def _name_of(block: _Block) -> str | None:
     """The names of the tensors in a block, as the name of its memory."""
     names = [name for piece in block.pieces for name in piece.names]
     text = ", ".join(names)
-    if len(names) > 1 and len(text.encode(errors="replace")) > _NAME_BYTES:
+    if len(names) > 1 and len(text.encode(errors="replace")) > NAME_BYTES:
         text = f"{names[0]} and {len(names) - 1} more"
     encoded = text.replace("\0", "?").encode(errors="replace")
-    if len(encoded) > _NAME_BYTES:  # the end of a name says more than its start
-        encoded = b"..." + encoded[3 - _NAME_BYTES :]
+    if len(encoded) > NAME_BYTES:  # the end of a name says more than its start
+        encoded = b"..." + encoded[3 - NAME_BYTES :]
     return encoded.decode(errors="ignore") or None
 
 

@@ -77,8 +77,8 @@ read_limit(PyObject *value, size_t *out)
         return -1;
     }
     if (limit < MM_LEAST_LIMIT || limit > MM_MOST_LIMIT) {
-        PyErr_Format(PyExc_ValueError, "limit must be between %d and %d events, got %lld",
-                     MM_LEAST_LIMIT, MM_MOST_LIMIT, limit);
+        PyErr_Format(PyExc_ValueError, "limit must be from %d to %d, got %lld", MM_LEAST_LIMIT,
+                     MM_MOST_LIMIT, limit);
         return -1;
     }
     *out = (size_t)limit;
