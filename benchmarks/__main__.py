@@ -178,7 +178,7 @@ def file_of(results: Report, options: argparse.Namespace) -> Path:
 def measured(names: list[str], options: argparse.Namespace) -> Report:
     """Measure the groups; print each and write the file when one is done."""
     results = Report(report.machine(), {})
-    if managedmem.driver_info()["emulated"] and names != ["instructions"]:
+    if managedmem.emulator.is_active() and names != ["instructions"]:
         results.machine["note"] = "Emulated driver: times mean nothing."
     print(results.heading(), "\n", flush=True)
     for name in names:
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         results = measured(["instructions"], options)
     else:
         names = options.groups or list(GROUPS)
-        if managedmem.driver_info()["emulated"] and not EMULATED_GROUPS.issuperset(names):
+        if managedmem.emulator.is_active() and not EMULATED_GROUPS.issuperset(names):
             raise SystemExit(
                 "benchmarks: times on the emulated driver mean nothing; use --emulator, or one of"
                 f" the groups {', '.join(sorted(EMULATED_GROUPS))}"

@@ -86,7 +86,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, *flags, "-o", output, str(SOURCE), "-ldl"], check=True)
         found = ctypes.CDLL(output), ctypes.PyDLL(output)
-    if not found[0].bare_open(managedmem.driver_info()["path"].encode()):
+    if not found[0].bare_open(managedmem.capabilities().driver_path.encode()):
         raise SystemExit("benchmarks: the driver cannot be opened a second time")
     for name in ("call", "sequence"):
         for library in found:

@@ -61,7 +61,7 @@ def tuned(
     start = time.monotonic()
     try:
         found = tune(phases, memories, keep=False, **options)
-    except managedmem.TuneUnstableError as error:
+    except managedmem.typing.TuneUnstableError as error:
         return plain, f"not tuned: {reason(error)}"
     print(found, file=sys.stderr)
 

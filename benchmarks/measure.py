@@ -137,7 +137,7 @@ def need_room(nbytes: int) -> None:
     if nbytes > BUDGET:
         raise ValueError(f"{nbytes} bytes of managed memory are above the limit of {BUDGET}")
     free = managedmem.Device(0).memory_info.free
-    headroom = 0 if managedmem.driver_info()["emulated"] else HEADROOM
+    headroom = 0 if managedmem.emulator.is_active() else HEADROOM
     if nbytes and free < nbytes + headroom:
         needed = (nbytes + headroom) // MIB
         raise RuntimeError(f"the GPU needs {needed} MiB of free memory, it has {free // MIB}")

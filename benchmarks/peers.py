@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 def on_gpu(name: str) -> ModuleType | None:
     """The module, or None with the emulated driver, which no other library calls."""
-    return None if managedmem.driver_info()["emulated"] else optional(name)
+    return None if managedmem.emulator.is_active() else optional(name)
 
 
 def torch_on_gpu() -> ModuleType | None:
@@ -96,7 +96,7 @@ def bindings(stream: managedmem.Stream) -> dict[str, Any]:
 
 def raw() -> dict[str, Any]:
     """The driver's functions through ctypes."""
-    library = ctypes.CDLL(managedmem.driver_info()["path"])
+    library = ctypes.CDLL(managedmem.capabilities().driver_path)
     prefetch, attribute = library.cuMemPrefetchAsync, library.cuMemRangeGetAttribute
     size_t, address = ctypes.c_size_t, ctypes.c_uint64
     prefetch.argtypes = [address, size_t, ctypes.c_int, ctypes.c_void_p]

@@ -102,12 +102,13 @@ class Report:
 
 def driver_text() -> str:
     """The driver's version of CUDA, and its own version if the kernel module has one."""
-    info = managedmem.driver_info()
-    if info["emulated"]:
-        return f"{info['version_string']} (EMULATED)"
+    found = managedmem.capabilities()
+    version = f"{found.driver_version // 1000}.{found.driver_version % 1000 // 10}"
+    if found.emulated:
+        return f"{version} (EMULATED)"
     kernel_module = Path("/sys/module/nvidia/version")
     own = f" ({kernel_module.read_text().strip()})" if kernel_module.exists() else ""
-    return f"{info['version_string']}{own}"
+    return f"{version}{own}"
 
 
 def new_page(path: Path, facts: dict[str, Any]) -> None:

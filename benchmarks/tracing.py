@@ -23,11 +23,11 @@ from typing import Any
 import managedmem
 from managedmem import Device, Host, ManagedBuffer
 
-from . import attribution, residency
+from . import attribution
 from .bare import include_folder
 from .measure import MIB, Contender, Result, Row, elapsed, reason, side_by_side
 
-NEED = residency.SIZE
+NEED = 256 * MIB
 BUFFERS = 4
 PREFETCHED, FAULTED = 32 * MIB, 64 * MIB
 SOURCE = Path(__file__).with_name("queue.c")
@@ -39,7 +39,7 @@ DESCRIPTION = (
     "A traced step beside the same step untraced, and with a queue of the kernel module that nobody"
     " reads. The first one prefetches buffers to the device, fills them there in kernels, and"
     " prefetches them back; the other one is fills of pages on the host, and loads of the host."
-    " Bytes are compared with arithmetic. residency() is asked while a trace runs."
+    " Bytes are compared with arithmetic."
 )
 
 
@@ -71,8 +71,8 @@ class BareQueue:
     """A queue that records, and that nobody reads."""
 
     def __init__(self) -> None:
-        info = managedmem.driver_info()
-        self._arguments = (info["path"].encode(), int(info["emulated"]))
+        found = managedmem.capabilities()
+        self._arguments = (found.driver_path.encode(), int(found.emulated))
         self.records = 0
 
     def start(self) -> None:
@@ -120,7 +120,7 @@ class Cupti:
 
 def cupti_or_reason() -> Cupti | str:
     """CUPTI, or the reason that it is left out."""
-    if managedmem.driver_info()["emulated"]:
+    if managedmem.emulator.is_active():
         return "it does not work with the emulated driver"
     try:
         return Cupti(importlib.import_module("cupti.cupti"))
@@ -317,61 +317,6 @@ def bytes_rows(size: int) -> Iterator[Row]:
             yield bytes_row(pattern, buf)
 
 
-# --- residency ------------------------------------------------------------------------------------
-
-
-def a_quarter_on_both(buf: ManagedBuffer) -> None:
-    """The first pages are on the host and on the device, each with an event of its own."""
-    part = buf.range(0, buf.nbytes // 4)
-    part.read_mostly = True
-    part.prefetch(Device(0))
-
-
-STATES = {
-    "on the device": residency.on_the_device,
-    "blocks of 2 MiB in turn": residency.blocks_in_turn,
-    "a quarter on both": a_quarter_on_both,
-}
-
-
-def residency_row(name: str, buf: ManagedBuffer, repetitions: int) -> Row:
-    """One call in a state that the trace has seen come about."""
-    arrange = STATES[name]
-
-    def arranged() -> None:
-        buf.read_mostly = False
-        on_the_host([buf])
-        arrange(buf)
-        Device(0).sync()
-
-    def ask() -> None:
-        buf.residency()
-
-    def untraced(_: int) -> float:
-        arranged()
-        return elapsed(ask)
-
-    def ours(_: int) -> float:
-        with managedmem.trace() as t:
-            arranged()
-            time = elapsed(ask)
-            found = buf.residency()
-            if found.problem or not found.on_device:
-                raise RuntimeError(f"the trace shows no places: {found.problem} {found}")
-        if not t.complete:
-            raise RuntimeError(f"the trace is not complete: {t.problems}")
-        return time
-
-    return side_by_side(
-        f"residency, {buf.nbytes // MIB} MiB {name}",
-        {UNTRACED: untraced, OURS: ours},
-        count=1,
-        repetitions=repetitions,
-        unit="us",
-        note=residency.GOAL,
-    )
-
-
 # --- the group ------------------------------------------------------------------------------------
 
 
@@ -385,7 +330,7 @@ def measure(
     def sized(size: int) -> int:
         return int(size * scale) // (2 * MIB) * 2 * MIB
 
-    prefetched, faulted, asked = map(sized, (PREFETCHED, FAULTED, residency.SIZE))
+    prefetched, faulted = map(sized, (PREFETCHED, FAULTED))
     yield step_row(
         f"{STEP}, {BUFFERS} x {prefetched // MIB} MiB",
         prefetches_and_kernels,
@@ -402,9 +347,6 @@ def measure(
     )
     yield from start_and_stop(repetitions)
     yield from bytes_rows(faulted)
-    with managedmem.empty(asked) as buf:
-        for name in STATES:
-            yield residency_row(name, buf, max(repetitions // 2, 2))
     yield from canned_rows(*canned)
 
 

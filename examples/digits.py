@@ -51,7 +51,7 @@ def multiply_slowly(inputs, weights, scores, labels):
 
 def torch_with_gpu():
     """The torch module if it can use the driver's GPU, else None."""
-    if managedmem.driver_info()["emulated"]:
+    if managedmem.emulator.is_active():
         return None
     try:
         import torch

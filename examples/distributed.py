@@ -155,7 +155,7 @@ def train(place, device, say):
 
 def work(local, rank, world, meeting):
     """One process of the job: its numbers, the count of processes, and their rendezvous."""
-    emulated = managedmem.driver_info()["emulated"]
+    emulated = managedmem.emulator.is_active()
     device = Device(local % Device.count() if emulated else local)
     if emulated:
         place, backend = torch.device("cpu"), "gloo"
@@ -188,7 +188,7 @@ def main():
         local, rank, world = (int(os.environ[n]) for n in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         work(local, rank, world, "env://")
         return
-    world = 2 if managedmem.driver_info()["emulated"] else Device.count()
+    world = 2 if managedmem.emulator.is_active() else Device.count()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the processes share the CPU
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(work_alone, (world, f"file://{folder}/meeting"), nprocs=world)

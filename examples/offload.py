@@ -31,7 +31,7 @@ argparse.ArgumentParser(
 ).parse_args()
 
 MIB = 1 << 20
-EMULATED = managedmem.driver_info()["emulated"]
+EMULATED = managedmem.emulator.is_active()
 if not EMULATED and not torch.cuda.is_available():
     print("this example needs a torch with CUDA, or MANAGEDMEM_DRIVER=emulator", file=sys.stderr)
     sys.exit(2)

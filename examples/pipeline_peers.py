@@ -75,7 +75,7 @@ PEERS = [
 
 def peers():
     """The libraries that can be used here."""
-    if managedmem.driver_info()["emulated"]:
+    if managedmem.emulator.is_active():
         print("other libraries cannot use the emulated driver")
         return
     Device(0).set_current()

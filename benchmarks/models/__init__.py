@@ -25,7 +25,7 @@ def measure(group: str) -> Iterator[Row]:
         import torch
     except ImportError:
         return
-    if managedmem.driver_info()["emulated"]:
+    if managedmem.emulator.is_active():
         yield from process.here(group)
     elif torch.cuda.is_available():
         yield from process.from_server(group)

@@ -12,9 +12,8 @@ or managedmem.emulator.enable(), selects the emulated driver.
 from collections.abc import MutableSet as _MutableSet
 from importlib import import_module as _import_module
 
+from managedmem import _managedmem
 from managedmem._managedmem import (
-    AccessedBySetProxy,
-    AppliedPolicy,
     CUDAError,
     CUDAOutOfMemoryError,
     CUDAWarning,
@@ -22,18 +21,12 @@ from managedmem._managedmem import (
     DeviceMemoryResource,
     DriverNotFoundError,
     DriverTooOldError,
-    DType,
     ExportError,
     Host,
     IPCNotSupportedError,
     ManagedBuffer,
     ManagedMemoryResource,
-    MemoryInfo,
     MigrationPolicy,
-    PageRun,
-    PeerAccessibleBySetProxy,
-    PlanEntry,
-    PoolAttributes,
     PrefetchPlan,
     Stream,
     TraceBusyError,
@@ -41,7 +34,6 @@ from managedmem._managedmem import (
     advise,
     discard,
     discard_prefetch,
-    driver_info,
     empty,
     prefetch,
     residency,
@@ -50,55 +42,30 @@ from managedmem._managedmem import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "AccessedBySetProxy",
-    "AppliedPolicy",
     "CUDAError",
     "CUDAOutOfMemoryError",
     "CUDAWarning",
-    "Capabilities",
-    "DType",
     "Device",
     "DeviceMemoryResource",
     "DriverNotFoundError",
     "DriverTooOldError",
     "ExportError",
-    "Finding",
     "Host",
     "IPCNotSupportedError",
     "ManagedBuffer",
     "ManagedMemoryResource",
     "ManagedWorkingSet",
-    "MemoryInfo",
     "MigrationPolicy",
-    "PageRun",
-    "PeerAccessibleBySetProxy",
-    "PlanEntry",
-    "PoolAttributes",
     "PrefetchPlan",
-    "Residency",
-    "ResidencyRun",
     "Stream",
-    "Trace",
     "TraceBusyError",
-    "TraceEvent",
-    "TraceMemory",
-    "TraceSlice",
-    "TraceSums",
     "TraceUnavailableError",
-    "TuneResult",
-    "TuneTime",
-    "TuneTrial",
-    "TuneUnstableError",
-    "WorkingGroup",
     "WorkingSet",
-    "WorkingSetStats",
-    "WorkingUse",
     "advise",
     "asarray",
     "capabilities",
     "discard",
     "discard_prefetch",
-    "driver_info",
     "empty",
     "empty_like",
     "emulator",
@@ -111,8 +78,8 @@ __all__ = [
     "zeros",
 ]
 
-_MutableSet.register(AccessedBySetProxy)
-_MutableSet.register(PeerAccessibleBySetProxy)
+_MutableSet.register(_managedmem.AccessedBySetProxy)
+_MutableSet.register(_managedmem.PeerAccessibleBySetProxy)
 
 
 def _repr_html_(self: ManagedBuffer) -> str | None:
@@ -141,56 +108,31 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from managedmem import emulator as emulator
-    from managedmem._capabilities import Capabilities, capabilities
+    from managedmem import typing as typing
+    from managedmem._capabilities import capabilities
     from managedmem._creation import asarray, empty_like, full, zeros
-    from managedmem._residency import Residency, ResidencyRun
     from managedmem._result_cache import result_cache
-    from managedmem._trace import (
-        Finding,
-        Trace,
-        TraceEvent,
-        TraceMemory,
-        TraceSlice,
-        TraceSums,
-        trace,
-    )
-    from managedmem._tune import TuneResult, TuneTime, TuneTrial, TuneUnstableError, tune
-    from managedmem._working_group import WorkingGroup, WorkingUse
-    from managedmem._working_set import ManagedWorkingSet, WorkingSet, WorkingSetStats
+    from managedmem._trace import trace
+    from managedmem._tune import tune
+    from managedmem._working_set import ManagedWorkingSet, WorkingSet
 else:
     _FILES = {
-        "Capabilities": "_capabilities",
         "capabilities": "_capabilities",
         "asarray": "_creation",
         "empty_like": "_creation",
         "full": "_creation",
         "zeros": "_creation",
-        "Residency": "_residency",
-        "ResidencyRun": "_residency",
         "result_cache": "_result_cache",
-        "Finding": "_trace",
-        "Trace": "_trace",
-        "TraceEvent": "_trace",
-        "TraceMemory": "_trace",
-        "TraceSlice": "_trace",
-        "TraceSums": "_trace",
         "trace": "_trace",
-        "TuneResult": "_tune",
-        "TuneTime": "_tune",
-        "TuneTrial": "_tune",
-        "TuneUnstableError": "_tune",
         "tune": "_tune",
-        "WorkingGroup": "_working_group",
-        "WorkingUse": "_working_group",
         "ManagedWorkingSet": "_working_set",
         "WorkingSet": "_working_set",
-        "WorkingSetStats": "_working_set",
     }
 
     def __getattr__(name: str) -> object:
         """Import a part at the first use of one of its names, which keeps this import short."""
-        if name == "emulator":
-            return _import_module("managedmem.emulator")
+        if name in ("emulator", "typing"):
+            return _import_module(f"managedmem.{name}")
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value = getattr(_import_module(f"managedmem.{_FILES[name]}"), name)

@@ -6,7 +6,7 @@ Each call imports its library. Each array holds a DLPack export, which keeps the
 from importlib import import_module
 from typing import Any
 
-from managedmem._managedmem import Device, Host, ManagedBuffer, _synchronize, driver_info
+from managedmem._managedmem import Device, Host, ManagedBuffer, _driver_info, _synchronize
 
 CPU, CUDA = 1, 2
 LEGACY_STREAM = 1
@@ -22,7 +22,7 @@ def _library(name: str, requirement: str) -> Any:
 
 
 def _refuse_emulated(name: str) -> None:
-    if driver_info()["emulated"]:
+    if _driver_info()["emulated"]:
         raise RuntimeError(
             f"{name} cannot use memory of the emulated driver on a GPU, because it is host memory: "
             'use buf.numpy() or buf.torch("cpu")'
@@ -47,7 +47,7 @@ def _torch_device(torch: Any, buffer: ManagedBuffer, device: Any) -> Any:
     own = _own_device(buffer)
     if own is not None:
         return torch.device("cuda", own)
-    has_gpu = not driver_info()["emulated"] and torch.cuda.is_available()
+    has_gpu = not _driver_info()["emulated"] and torch.cuda.is_available()
     return torch.device("cuda" if has_gpu else "cpu")
 
 

@@ -54,6 +54,10 @@ class Capabilities:
     """The devices that were asked about."""
     driver_version: int
     """The version of the driver: 13000 is CUDA 13.0."""
+    driver_path: str
+    """The library that is the driver, by the name or path with which it was opened."""
+    driver_attempts: tuple[str, ...]
+    """Each attempt to open a driver, with its result."""
     emulated: bool
     """True for the emulated driver."""
     concurrent_managed_access: bool
@@ -125,7 +129,7 @@ def capabilities(device: _Device | None = None) -> Capabilities:
     device that does not exist and for other objects. Safe from every thread. Driver:
     cuDeviceGetAttribute.
     """
-    info = _managedmem.driver_info()
+    info = _managedmem._driver_info()
     every = Device.all()
     devices = every if device is None else (Device(device),)
     reasons = {name: _lacking(devices, name) for name in _ATTRIBUTES}
@@ -149,6 +153,8 @@ def capabilities(device: _Device | None = None) -> Capabilities:
     return Capabilities(
         devices=devices,
         driver_version=info["version"],
+        driver_path=info["path"],
+        driver_attempts=tuple(info["tried"]),
         emulated=info["emulated"],
         trace_source=detail,
         _reasons=tuple((name, reason) for name, reason in reasons.items() if reason),

@@ -161,7 +161,7 @@ class Residency:
         return f" ({', '.join(texts)})" if texts else ""
 
     def __repr__(self) -> str:
-        return f"<managedmem.Residency {self}>"
+        return f"<Residency {self}>"
 
     def bar(self, width: int = 64) -> str:
         """The text, and below it a bar of the memory from its first byte to its last.

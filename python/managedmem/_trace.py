@@ -203,7 +203,7 @@ class TraceSlice(TracePart):
         return f"slice {self.label!r}"
 
     def __repr__(self) -> str:
-        return f"<managedmem.TraceSlice {self.label!r}>"
+        return f"<TraceSlice {self.label!r}>"
 
 
 class Trace(TracePart):
@@ -271,7 +271,7 @@ class Trace(TracePart):
     def _check_driver(self) -> None:
         if self._request == "auto":
             return
-        info = _managedmem.driver_info()
+        info = _managedmem._driver_info()
         if info["emulated"] == (self._request == "emulator"):
             return
         driver = "the emulated driver" if info["emulated"] else f"the CUDA driver at {info['path']}"
@@ -526,9 +526,9 @@ class Trace(TracePart):
 
     def __repr__(self) -> str:
         if not self._process:
-            return "<managedmem.Trace, not started>"
+            return "<Trace, not started>"
         state = "running" if self._running else "ended"
-        return f"<managedmem.Trace, {state}, source {self.source}>"
+        return f"<Trace, {state}, source {self.source}>"
 
 
 def _check(source: object, faults: object, sync: object) -> None:

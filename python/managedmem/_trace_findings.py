@@ -98,7 +98,7 @@ def counts(moved: float, nbytes: int) -> bool:
 
 def discards() -> bool:
     """True if the driver can give memory pages without their contents."""
-    return _managedmem.driver_info()["version"] >= DISCARDS_SINCE
+    return _managedmem._driver_info()["version"] >= DISCARDS_SINCE
 
 
 def is_only_written(part: TraceView, memory: TraceMemory) -> bool:

@@ -142,7 +142,7 @@ class TraceSums:
         return "".join(f", {name}={n}" for name, n in found if n and name != "by_cause")
 
     def __repr__(self) -> str:
-        return f"<managedmem.TraceSums{self._nonzero()}>"
+        return f"<TraceSums{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The sums as a dict of numbers, for JSON."""
@@ -191,7 +191,7 @@ class TraceMemory(TraceSums):
         return tuple(Device(ordinal) for ordinal in sorted(ordinals))
 
     def __repr__(self) -> str:
-        return f"<managedmem.TraceMemory {self.label!r}, nbytes={self.nbytes}{self._nonzero()}>"
+        return f"<TraceMemory {self.label!r}, nbytes={self.nbytes}{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The memory as a dict of numbers and texts, for JSON."""

@@ -360,7 +360,7 @@ class Tuning:
         return result
 
     def _machine(self) -> dict[str, Any]:
-        info = _managedmem.driver_info()
+        info = _managedmem._driver_info()
         return {
             "managedmem": __version__,
             "driver": info["version_string"],
@@ -459,7 +459,7 @@ def prepared(
     targets = named_targets(buffers)
     extents_of(targets)
     lost = disposable_of(disposable, targets, phases)
-    info = _managedmem.driver_info()
+    info = _managedmem._driver_info()
     version = info["version"]
     if lost and version < DISCARDS_SINCE:
         raise NotImplementedError(

@@ -162,7 +162,7 @@ class TuneResult(TuneValues):
         if self.counts is not None:
             sides = (f"{name}={a}->{b}" for name, (a, b) in self.counts.items())
             found = f"judged by {COUNTS}: {' '.join(sides)}"
-        return f"<managedmem.TuneResult {found} kept={kept} trials={len(self.trials)}>"
+        return f"<TuneResult {found} kept={kept} trials={len(self.trials)}>"
 
     def _repr_html_(self) -> str:
         """The same as a table for notebooks, without scripts."""

@@ -166,6 +166,6 @@ def advise(
 
 @functools.cache
 def _resource() -> ManagedMemoryResource:
-    if managedmem.driver_info()["emulated"]:
+    if managedmem._managedmem._driver_info()["emulated"]:
         raise RuntimeError("the emulated driver is in use, and no GPU can reach its memory")
     return ManagedMemoryResource()

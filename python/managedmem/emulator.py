@@ -196,7 +196,7 @@ _PROTOTYPES = {
 @functools.cache
 def _library() -> ctypes.CDLL:
     """The emulated driver that the process uses; opens the driver if none is open."""
-    info = _managedmem.driver_info()
+    info = _managedmem._driver_info()
     if not info["emulated"]:
         raise RuntimeError(
             "the emulated driver is not in use: set MANAGEDMEM_DRIVER=emulator or call "
@@ -333,7 +333,7 @@ def _select(wanted: str) -> bool:
 def is_active() -> bool:
     """True if the process uses the emulated driver; opens the driver if none is open."""
     try:
-        return bool(_managedmem.driver_info()["emulated"])
+        return bool(_managedmem._driver_info()["emulated"])
     except (_managedmem.DriverNotFoundError, _managedmem.DriverTooOldError):
         return False
 

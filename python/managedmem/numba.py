@@ -40,7 +40,7 @@ class ManagedMemoryManager(HostOnlyCUDAMemoryManager):  # type: ignore[misc]
 
     def initialize(self) -> None:
         """Check the driver; RuntimeError when the emulated one is in use."""
-        if managedmem.driver_info()["emulated"]:
+        if managedmem._managedmem._driver_info()["emulated"]:
             raise RuntimeError("the emulated driver is in use, and no GPU can reach its memory")
 
     def memalloc(self, size: int) -> MemoryPointer:

@@ -32,7 +32,7 @@ def run(code, profile="wsl"):
         "mm.empty(4096)",
         "mm.empty(0)",
         "mm.ManagedMemoryResource().allocate(4096)",
-        "(mm.driver_info(), mm.ManagedMemoryResource())",
+        "(mm._managedmem._driver_info(), mm.ManagedMemoryResource())",
         "mm.ManagedBuffer.from_handle(1 << 20, 4096).copy_to()",
     ],
 )
@@ -90,7 +90,7 @@ def test_what_allocates_nothing_does_not_warn():
     def act():
         resource = mm.ManagedMemoryResource()  # opens no driver
         mm.Device(0).concurrent_managed_access
-        mm.driver_info()
+        mm._managedmem._driver_info()
         mm.ManagedBuffer.from_handle(1 << 20, 4096).close()
         mm.DeviceMemoryResource(mm.Device(0)).allocate(4096).close()
         mm.Stream().close()
@@ -112,7 +112,7 @@ def test_a_pool_warns_before_it_is_made():
 
 def test_as_an_error_it_refuses_each_allocation():
     run("""
-    mm.driver_info()
+    mm._managedmem._driver_info()
     warnings.simplefilter("error")
     for act in (lambda: mm.empty(4096), mm.ManagedMemoryResource) * 2:
         before = emulator.live()

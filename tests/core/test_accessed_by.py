@@ -43,7 +43,7 @@ def operands(members):
 class TestIsASet:
     def test_is_registered_as_a_mutable_set(self, buf):
         assert isinstance(buf.accessed_by, collections.abc.MutableSet)
-        assert issubclass(managedmem.AccessedBySetProxy, collections.abc.MutableSet)
+        assert issubclass(managedmem.typing.AccessedBySetProxy, collections.abc.MutableSet)
 
     def test_has_every_public_method_of_set(self, buf):
         wanted = {name for name in dir(set) if not name.startswith("_")}
@@ -56,7 +56,7 @@ class TestIsASet:
 
     def test_cannot_be_made_by_hand(self):
         with pytest.raises(TypeError):
-            managedmem.AccessedBySetProxy()
+            managedmem.typing.AccessedBySetProxy()
 
     def test_repr_shows_the_members(self, pair):
         proxy, model = pair

@@ -25,7 +25,7 @@ from programs import run_python
 from world import EVERYTHING
 
 LARGE = 4 * MIB  # never has records of freed memory
-CAN_POOL = managedmem.driver_info()["version"] >= 13000
+CAN_POOL = managedmem._managedmem._driver_info()["version"] >= 13000
 needs_pools = pytest.mark.skipif(not CAN_POOL, reason="pools of managed memory need CUDA 13.0")
 
 # Ways to allocate `size` bytes with a policy.

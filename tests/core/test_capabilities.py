@@ -7,7 +7,8 @@ import pytest
 
 import managedmem
 from calls import names
-from managedmem import Capabilities, CUDAError, Device, Host, _capabilities, capabilities, emulator
+from managedmem import CUDAError, Device, Host, _capabilities, capabilities, emulator
+from managedmem.typing import Capabilities
 from programs import run_python
 
 FLAGS = {
@@ -108,8 +109,9 @@ def test_it_agrees_with_the_operations(system, lacking):
 
 def test_it_agrees_with_the_driver_in_use():
     found = capabilities()
-    info = managedmem.driver_info()
+    info = managedmem._managedmem._driver_info()
     assert (found.driver_version, found.emulated) == (info["version"], info["emulated"])
+    assert (found.driver_path, list(found.driver_attempts)) == (info["path"], info["tried"])
     assert found.devices == Device.all()
     for name in _capabilities._ATTRIBUTES:
         assert getattr(found, name) == all(getattr(d, name) for d in Device.all())
@@ -176,7 +178,7 @@ def test_the_answer_is_a_value():
 def test_its_text_is_a_table():
     lines = repr(capabilities()).splitlines()
     assert lines[0].startswith("Capabilities of Device(0)") and "with CUDA 1" in lines[0]
-    assert ("(emulated)" in lines[0]) == managedmem.driver_info()["emulated"]
+    assert ("(emulated)" in lines[0]) == managedmem.emulator.is_active()
     table = {line.split()[0]: line.split()[1] for line in lines[1:]}
     found = capabilities()
     assert table == {name: "yes" if getattr(found, name) else "no" for name in FLAGS}
@@ -279,6 +281,6 @@ def test_importing_the_package_does_not_import_it():
         import sys, managedmem
         assert "managedmem._capabilities" not in sys.modules
         assert "dataclasses" not in sys.modules
-        managedmem.Capabilities
+        managedmem.typing.Capabilities
         assert "managedmem._capabilities" in sys.modules
         """)

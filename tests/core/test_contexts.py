@@ -367,7 +367,7 @@ class TestDestinations:
             late.sync()
             assert has_primary_context()
             assert buf.residency().on_host == 0
-            if managedmem.driver_info()["emulated"]:
+            if managedmem.emulator.is_active():
                 assert managedmem.emulator.residency(buf[n:]) == late
         """)
 

@@ -30,7 +30,8 @@ needs_two = pytest.mark.skipif(LAST is Device(0), reason="needs two devices")
 pytestmark = [
     pytest.mark.usefixtures("current_device"),
     pytest.mark.skipif(
-        managedmem.driver_info()["version"] < 13000, reason="managed pools need CUDA 13.0"
+        managedmem._managedmem._driver_info()["version"] < 13000,
+        reason="managed pools need CUDA 13.0",
     ),
 ]
 

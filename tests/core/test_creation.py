@@ -409,7 +409,7 @@ class TestArrays:
         write(source, pattern(PAGE))
         for shape, typestr in ((PAGE,), "|u1"), ((4, PAGE // 16), "<f4"):
             with asarray(CudaArray(source, shape=shape, typestr=typestr), policy=policy) as buffer:
-                assert (buffer.shape, buffer.dtype) == (shape, managedmem.DType(typestr))
+                assert (buffer.shape, buffer.dtype) == (shape, managedmem.typing.DType(typestr))
                 assert contents(buffer) == pattern(PAGE)
 
     def test_of_devices_are_not_converted(self, alloc):
@@ -472,7 +472,8 @@ class TestManagedBuffers:
             same(asarray(source, "float32"), numpy.full(1 << 20, 9, "float32"))
 
     @pytest.mark.skipif(
-        managedmem.driver_info()["version"] < 13000, reason="pools of managed memory need CUDA 13.0"
+        managedmem._managedmem._driver_info()["version"] < 13000,
+        reason="pools of managed memory need CUDA 13.0",
     )
     def test_of_pools(self):
         with ManagedMemoryResource(pooled=True) as pool, pool.allocate(8) as source:

@@ -23,7 +23,7 @@ except mm.{error} as error:
 else:
     raise SystemExit("no error")
 """
-USES = ["driver_info()", "Device.count()", "Device(0)", "Stream()", "empty(4096)"]
+USES = ["capabilities()", "Device.count()", "Device(0)", "Stream()", "empty(4096)"]
 
 
 def show_error(call, error="CUDAError", **how):
@@ -39,7 +39,7 @@ class TestImport:
             maps = open("/proc/self/maps").read()
             assert "libcuda.so" not in maps, "libcuda is loaded"
             assert "libmanagedmem_emulator" not in maps, "the emulator is loaded"
-            managedmem.driver_info()
+            managedmem._managedmem._driver_info()
             assert "libmanagedmem_emulator" in open("/proc/self/maps").read()
             """
         )
@@ -63,7 +63,7 @@ class TestSelection:
         run_python(
             """
             import managedmem as mm
-            info = mm.driver_info()
+            info = mm._managedmem._driver_info()
             assert info["emulated"] is True
             assert info["path"].endswith("libmanagedmem_emulator.so"), info
             assert mm.emulator.is_active()
@@ -79,7 +79,7 @@ class TestSelection:
             f"""
             import ctypes, os
             import managedmem as mm
-            info = mm.driver_info()
+            info = mm._managedmem._driver_info()
             assert os.fsencode(info["path"]) == {path!r}
             assert info["tried"] == [info["path"] + ": opened"]
             assert mm.emulator.live()  # opens the library under that name
@@ -91,7 +91,7 @@ class TestSelection:
             import os
             import managedmem as mm
             mm._managedmem._select_driver(os.fsdecode({path!r}))
-            assert mm.driver_info()["emulated"] is True
+            assert mm.emulator.is_active() is True
             try:
                 mm._managedmem._select_driver("cuda")
             except RuntimeError as error:
@@ -111,7 +111,7 @@ class TestSelection:
             import os
             import managedmem as mm
             try:
-                mm.driver_info()
+                mm._managedmem._driver_info()
             except mm.DriverNotFoundError as error:
                 assert os.fsdecode({os.fsencode(path)[:61]!r}) in str(error), error
             else:
@@ -121,11 +121,13 @@ class TestSelection:
         )
 
     def test_a_file_by_its_path(self):
-        path = run_python("import managedmem as mm; print(mm.driver_info()['path'])").stdout.strip()
+        path = run_python(
+            "import managedmem as mm; print(mm._managedmem._driver_info()['path'])"
+        ).stdout.strip()
         run_python(
             f"""
             import managedmem as mm
-            assert mm.driver_info()["path"] == {path!r}
+            assert mm._managedmem._driver_info()["path"] == {path!r}
             assert mm.Device.count() == 2
             """,
             driver=path,
@@ -133,14 +135,16 @@ class TestSelection:
 
     @pytest.mark.parametrize("name", ["nonsense", "libcuda.so.1", "EMULATOR"])
     def test_another_word_is_refused_with_the_choices(self, name):
-        done = run_python("import managedmem as mm; mm.driver_info()", driver=name, check=False)
+        done = run_python(
+            "import managedmem as mm; mm._managedmem._driver_info()", driver=name, check=False
+        )
         assert done.returncode == 1
         assert name in done.stderr
         assert "emulator" in done.stderr
         assert "MANAGEDMEM_DRIVER" in done.stderr
 
     def test_a_path_longer_than_any_file_has(self):
-        code = "import managedmem as mm; mm.driver_info()"
+        code = "import managedmem as mm; mm._managedmem._driver_info()"
         done = run_python(code, driver="/" + 5000 * "x", check=False)
         assert "ValueError: the driver's path is longer than" in done.stderr
 
@@ -155,7 +159,7 @@ class TestSelection:
                     assert f'got "{word}"' in str(error), error
                 else:
                     raise SystemExit(word)
-            assert mm.driver_info()["emulated"] is True
+            assert mm.emulator.is_active() is True
             """
         )
 
@@ -165,7 +169,7 @@ class TestSelection:
             import os
             import managedmem as mm
             os.environ["MANAGEDMEM_DRIVER"] = "emulator"
-            assert mm.driver_info()["emulated"] is True
+            assert mm.emulator.is_active() is True
             os.environ["MANAGEDMEM_DRIVER"] = "/nonexistent/libcuda.so"
             assert mm.Device.count() == 2
             """,
@@ -178,7 +182,7 @@ class TestSelection:
             import managedmem as mm
             from managedmem import _managedmem
             _managedmem._select_driver("emulator")
-            assert mm.driver_info()["emulated"] is True
+            assert mm.emulator.is_active() is True
             """,
             driver="/nonexistent/libcuda.so.1",
         )
@@ -188,7 +192,7 @@ class TestSelection:
             """
             import managedmem as mm
             from managedmem import _managedmem, emulator
-            mm.driver_info()
+            mm._managedmem._driver_info()
             for late, name in ((_managedmem._select_driver, "cuda"), (emulator.enable, "wsl")):
                 try:
                     late(name)
@@ -212,7 +216,7 @@ class TestSelection:
             import managedmem as mm
             mm.emulator.enable(devices=3, numa_nodes=4, driver_version=12080)
             assert mm.Device.count() == 3
-            assert mm.driver_info()["version_string"] == "12.8"
+            assert mm._managedmem._driver_info()["version_string"] == "12.8"
             assert mm.emulator.is_active()
             """,
             driver=None,
@@ -246,7 +250,7 @@ class TestSelection:
             start, seen = threading.Barrier(8), []
             def use():
                 start.wait()
-                seen.append(mm.driver_info()["path"])
+                seen.append(mm._managedmem._driver_info()["path"])
             threads = [threading.Thread(target=use) for _ in range(8)]
             [t.start() for t in threads]; [t.join() for t in threads]
             assert len(seen) == 8 and len(set(seen)) == 1, seen
@@ -263,7 +267,7 @@ class TestNoDriver:
         assert "code None None None" in shown
         assert path in shown
 
-    @pytest.mark.parametrize("call", ["driver_info()"])
+    @pytest.mark.parametrize("call", USES)
     def test_the_emulator_is_mentioned_and_never_taken(self, call):
         shown = show_error(call, "DriverNotFoundError", driver="/nonexistent/libcuda.so.1")
         assert "MANAGEDMEM_DRIVER=emulator" in shown
@@ -389,10 +393,10 @@ class TestEmulatorConfiguration:
         [
             ("devices=1", "mm.Device.count() == 1"),
             ("devices=4", "len(mm.Device.all()) == 4"),
-            ("driver=12020", "mm.driver_info()['version'] == 12020"),
-            ("driver=12080", "mm.driver_info()['version_string'] == '12.8'"),
-            ("driver=13010", "mm.driver_info()['version_string'] == '13.1'"),
-            ("driver=13050", "mm.driver_info()['version'] == 13050"),
+            ("driver=12020", "mm._managedmem._driver_info()['version'] == 12020"),
+            ("driver=12080", "mm._managedmem._driver_info()['version_string'] == '12.8'"),
+            ("driver=13010", "mm._managedmem._driver_info()['version_string'] == '13.1'"),
+            ("driver=13050", "mm._managedmem._driver_info()['version'] == 13050"),
             ("concurrent=0", "mm.Device(0).concurrent_managed_access is False"),
             ("pageable=1", "mm.Device(0).pageable_memory_access is True"),
             ("capacity_mib=64", "mm.Device(0).memory_info.total == 64 << 20"),
@@ -412,8 +416,8 @@ class TestEmulatorConfiguration:
             import ctypes
             import managedmem as mm
 
-            assert mm.driver_info()["version"] == {version}
-            driver = ctypes.CDLL(mm.driver_info()["path"])
+            assert mm._managedmem._driver_info()["version"] == {version}
+            driver = ctypes.CDLL(mm._managedmem._driver_info()["path"])
 
             def look_up(name, version):
                 found, status = ctypes.c_void_p(1), ctypes.c_int(9)
@@ -483,7 +487,7 @@ class TestEmulatorConfiguration:
 
 class TestDriverInfo:
     def test_says_what_was_opened(self):
-        info = managedmem.driver_info()
+        info = managedmem._managedmem._driver_info()
         assert set(info) >= {
             "path",
             "version",
@@ -501,7 +505,7 @@ class TestDriverInfo:
         assert isinstance(info["tried"], list)
 
     def test_agrees_with_the_emulator_module(self):
-        assert managedmem.emulator.is_active() is managedmem.driver_info()["emulated"]
+        assert managedmem.emulator.is_active() is managedmem.capabilities().emulated
 
 
 def test_the_interpreter_ends_cleanly_with_everything_open():
@@ -544,7 +548,7 @@ def test_what_was_tried_can_be_asked_again_and_again():
         import managedmem
         faulthandler.dump_traceback_later(30, exit=True)
         for _ in range(3):
-            print(len(managedmem.driver_info()["tried"]))
+            print(len(managedmem._managedmem._driver_info()["tried"]))
         """
     )
     assert done.stdout.split() == ["1"] * 3

@@ -8,7 +8,7 @@ import pytest
 
 import managedmem
 from identifiers import label
-from managedmem import DType
+from managedmem.typing import DType
 
 NAMES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),

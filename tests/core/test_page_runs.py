@@ -13,7 +13,8 @@ from calls import range_queries
 from constants import EMULATED, MIB, PAGE
 from contents import contents
 from driver import device_memory
-from managedmem import Device, Host, ManagedBuffer, PageRun
+from managedmem import Device, Host, ManagedBuffer
+from managedmem.typing import PageRun
 from memory_model import Page, merged
 
 PAGES = 64

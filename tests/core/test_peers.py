@@ -18,7 +18,8 @@ from calls import names
 from constants import EMULATED
 from foreign_objects import cupy_device, torch_device
 from identifiers import label
-from managedmem import Device, DeviceMemoryResource, Host, PeerAccessibleBySetProxy, emulator
+from managedmem import Device, DeviceMemoryResource, Host, emulator
+from managedmem.typing import PeerAccessibleBySetProxy
 from outcomes import outcome
 from programs import run_python
 

@@ -14,7 +14,8 @@ from constants import MIB, PAGE
 from driver import device_memory
 from foreign_objects import CudaArray, foreign
 from identifiers import label
-from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, PlanEntry, PrefetchPlan
+from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, PrefetchPlan
+from managedmem.typing import PlanEntry
 from plans import adjacent, place, places
 
 

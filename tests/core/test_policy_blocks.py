@@ -13,7 +13,8 @@ import managedmem
 from constants import PAGE
 from driver import managed_memory, raw_driver
 from foreign_objects import CudaArray
-from managedmem import AppliedPolicy, CUDAError, Host, ManagedBuffer, MigrationPolicy
+from managedmem import CUDAError, Host, ManagedBuffer, MigrationPolicy
+from managedmem.typing import AppliedPolicy
 from policies import samples, scramble, state
 
 

@@ -22,7 +22,8 @@ from pools import KINDS, read
 from programs import run_python
 
 pytestmark = pytest.mark.skipif(
-    managedmem.driver_info()["version"] < 13000, reason="pools of managed memory need CUDA 13.0"
+    managedmem._managedmem._driver_info()["version"] < 13000,
+    reason="pools of managed memory need CUDA 13.0",
 )
 
 

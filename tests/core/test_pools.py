@@ -17,7 +17,8 @@ from programs import run_python
 
 KEEP_ALL = 2**64 - 1
 pytestmark = pytest.mark.skipif(
-    managedmem.driver_info()["version"] < 13000, reason="pools of managed memory need CUDA 13.0"
+    managedmem._managedmem._driver_info()["version"] < 13000,
+    reason="pools of managed memory need CUDA 13.0",
 )
 
 

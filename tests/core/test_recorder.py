@@ -453,7 +453,7 @@ class TestUses:
                 use()
         recorder.start()
         assert recorder.running is True
-        emulated = managedmem.driver_info()["emulated"]
+        emulated = managedmem.emulator.is_active()
         assert recorder.source == ("emulator" if emulated else "kernel")
         assert "/dev/nvidia-uvm-tools, layout 1" in recorder.source_detail
         with pytest.raises(RuntimeError, match="was started already"):

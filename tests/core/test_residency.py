@@ -12,7 +12,8 @@ import managedmem
 from constants import EMULATED, MIB, PAGE
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory
 from foreign_objects import CudaArray
-from managedmem import Device, Host, ManagedBuffer, Residency
+from managedmem import Device, Host, ManagedBuffer
+from managedmem.typing import Residency
 from page_map import mapped
 from page_steps import AROUND, Script
 from programs import run_python
@@ -503,8 +504,8 @@ class TestSystems:
         run_python("""
             import sys, managedmem
             assert "managedmem._residency" not in sys.modules
-            assert managedmem.Residency.__module__ == "managedmem._residency"
-            assert isinstance(managedmem.empty(4).residency(), managedmem.Residency)
+            assert managedmem.typing.Residency.__module__ == "managedmem._residency"
+            assert isinstance(managedmem.empty(4).residency(), managedmem.typing.Residency)
         """)
         assert isinstance(managedmem.empty(4).residency(), Residency)
 

@@ -30,7 +30,7 @@ class TestText:
         buffer[: 32 * MIB].prefetch(Device(0))
         text = "64.0M: 32.0M on the host, 32.0M not on the host (last asked to Device(0))"
         assert str(residency(buffer)) == text
-        assert repr(residency(buffer)) == f"<managedmem.Residency {text}>"
+        assert repr(residency(buffer)) == f"<Residency {text}>"
 
     def test_of_a_hint_for_a_part(self, alloc):
         buffer = alloc(8 * PAGE)

@@ -313,12 +313,12 @@ class TestDataFrame:
             **dict.fromkeys(("source", "destination", "slice"), "category"),
             "thread": "Int64",
         }
-        assert list(types) == [*managedmem.TraceEvent._fields, "slice"]
+        assert list(types) == [*managedmem.typing.TraceEvent._fields, "slice"]
 
     def test_of_nothing(self, traced):
         frame = traced(Canned()).to_pandas()
         assert len(frame) == 0
-        assert list(frame) == [*managedmem.TraceEvent._fields, "slice"]
+        assert list(frame) == [*managedmem.typing.TraceEvent._fields, "slice"]
 
     def test_memories_with_one_label_are_one_category(self, traced):
         canned = Canned()

@@ -63,12 +63,12 @@ class TestStates:
             ):
                 with pytest.raises(RuntimeError, match="can be read after its end"):
                     read()
-            assert str(t) == f"<managedmem.Trace, running, source {SOURCE}>"
+            assert str(t) == f"<Trace, running, source {SOURCE}>"
             assert t._repr_html_() is None
 
     def test_a_trace_is_used_once(self):
         t = managedmem.trace()
-        assert repr(t) == "<managedmem.Trace, not started>"
+        assert repr(t) == "<Trace, not started>"
         for early in (lambda: t.total, t.stop, lambda: t.mark("x")):
             with pytest.raises(RuntimeError, match="not started"):
                 early()
@@ -370,7 +370,7 @@ class TestArguments:
             assert managedmem.trace is managedmem.trace
             assert "managedmem._trace" in sys.modules
             from managedmem import *
-            assert trace is managedmem.trace and Finding._fields
+            assert trace is managedmem.trace
             """
         )
 
@@ -638,7 +638,7 @@ class TestProcesses:
             driver=DRIVER,
         )
         lines = done.stdout.splitlines()
-        assert lines[0] == f"<managedmem.Trace, ended, source {SOURCE}>"
+        assert lines[0] == f"<Trace, ended, source {SOURCE}>"
         assert lines[1] == f"{MIB} {MIB}"
         reason = (
             "the last slice is missing: an interrupt or the end of the interpreter came before the "

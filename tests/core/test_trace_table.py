@@ -56,7 +56,7 @@ def test_table(traced, pattern):
     trace = traced(pattern)
     assert str(trace) == TABLE
     assert trace.summary() == TABLE
-    assert repr(trace) == "<managedmem.Trace, ended, source kernel>"
+    assert repr(trace) == "<Trace, ended, source kernel>"
 
 
 def test_table_without_faults_leaves_their_columns_blank(traced):
@@ -267,13 +267,12 @@ def test_sums(traced, pattern):
     assert total.by_cause["access_counters"] == (12 * MIB, 0, 0)
     assert (total.host_faults, total.device_faults) == (24_576, 3_292)
     assert total.move_time == pytest.approx(0.042)
-    assert repr(trace.unattributed).startswith("<managedmem.TraceMemory '(unattributed)', nbytes=0")
-    assert repr(total).startswith(f"<managedmem.TraceSums, to_device={total.to_device}, ")
+    assert repr(trace.unattributed).startswith("<TraceMemory '(unattributed)', nbytes=0")
+    assert repr(total).startswith(f"<TraceSums, to_device={total.to_device}, ")
     assert trace["activations #4"].turned_back == 39 * 96 * MIB
     assert trace["weights"].devices == (Device(0),)
     assert repr(trace["weights"]) == (
-        f"<managedmem.TraceMemory 'weights', nbytes={512 * MIB}, to_device={512 * MIB}, "
-        "move_time=0.001>"
+        f"<TraceMemory 'weights', nbytes={512 * MIB}, to_device={512 * MIB}, move_time=0.001>"
     )
     assert trace.duration == pytest.approx(3.214)
     assert trace.overhead == pytest.approx(250e-6)
@@ -482,7 +481,7 @@ def test_slices_add_up(traced, pattern):
     assert trace.slices[1]["weights"].to_host == MIB
     assert trace.slices[1]["weights"].to_device == 0
     assert str(trace.slices[1]).startswith("slice 'part 1' of 1.000 ms, source kernel")
-    assert repr(trace.slices[1]) == "<managedmem.TraceSlice 'part 1'>"
+    assert repr(trace.slices[1]) == "<TraceSlice 'part 1'>"
 
 
 def test_json(traced, pattern, tmp_path):
@@ -625,7 +624,7 @@ def test_an_interrupted_start_leaves_nothing_running(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         trace.start()
     assert canned.calls[-1] == ("stop without a wait",)
-    assert repr(trace) == "<managedmem.Trace, not started>"
+    assert repr(trace) == "<Trace, not started>"
 
 
 class FakeTorch:

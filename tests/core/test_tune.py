@@ -13,7 +13,8 @@ import pytest
 import managedmem
 from constants import KIB, MIB
 from driver import capturing, raw_driver
-from managedmem import Device, Host, MigrationPolicy, PrefetchPlan, Stream, TuneResult, emulator
+from managedmem import Device, Host, MigrationPolicy, PrefetchPlan, Stream, emulator
+from managedmem.typing import TuneResult, TuneUnstableError
 from programs import run_python
 from step_costs import RUN, Noise, tuned
 
@@ -21,7 +22,7 @@ np = pytest.importorskip("numpy", reason="needs NumPy")
 
 
 NO_ADVICE = {"read_mostly": False, "preferred_location": None, "accessed_by": []}
-DISCARDS = managedmem.driver_info()["version"] >= 13000
+DISCARDS = managedmem._managedmem._driver_info()["version"] >= 13000
 
 
 @pytest.fixture
@@ -229,7 +230,7 @@ class TestResult:
         for trial in result.trials:
             if trial.verdict == "kept":
                 assert trial.gain.low > 0.03 * min(first for first, _ in trial.pairs)
-        assert repr(result).startswith("<managedmem.TuneResult speedup=")
+        assert repr(result).startswith("<TuneResult speedup=")
 
     def test_the_advice_is_left_applied(self, result, x, y):
         for name, buffer in (("x", x), ("y", y)):
@@ -677,8 +678,7 @@ class TestCounts:
         assert str(found).splitlines()[0] == headline
         assert f"{before} -&gt; {after}" in found._repr_html_()
         assert repr(found).startswith(
-            "<managedmem.TuneResult judged by bytes and faults: bytes=4194304->0 "
-            f"faults={faults}->0 kept=1 "
+            f"<TuneResult judged by bytes and faults: bytes=4194304->0 faults={faults}->0 kept=1 "
         )
         (note,) = [note for note in found.notes if "emulated" in note]
         assert note == (
@@ -766,7 +766,7 @@ class TestCounts:
             table.prefetch(Host())
             emulator.touch(table[: KIB * 64 * (1 + next(runs) % 5)], Device(0))
 
-        with pytest.raises(managedmem.TuneUnstableError, match="bytes or faults differ by"):
+        with pytest.raises(TuneUnstableError, match="bytes or faults differ by"):
             self.tune(step, table, max_noise=0.01)
 
 
@@ -781,5 +781,5 @@ def test_a_step_on_the_real_clock(x):
 @pytest.mark.emulator_only
 def test_an_unstable_step(x, clock):
     noise = Noise(clock, 1, share=3)
-    with pytest.raises(managedmem.TuneUnstableError, match="varies too much to be tuned: over 5"):
+    with pytest.raises(TuneUnstableError, match="varies too much to be tuned: over 5"):
         tuned(noise, x, clock)

@@ -8,10 +8,11 @@ import pytest
 
 import managedmem
 from constants import MIB
-from managedmem import Device, Host, MigrationPolicy, Stream, TuneUnstableError, emulator
+from managedmem import Device, Host, MigrationPolicy, Stream, emulator
 from managedmem._tune_rules import Setting
 from managedmem._tune_search import Clock, TunedStep, waiter_of
 from managedmem._tune_values import confidence, interval_of, order_index
+from managedmem.typing import TuneUnstableError
 from step_costs import RUN, Noise, StepClock, Steps, tuned
 
 DEVICE = Device(0)

@@ -403,7 +403,7 @@ class TestAdd:
         assert working.add(layer(0)).nbytes == SIZE
 
     def test_groups_are_made_by_sets_only(self):
-        for kind in (managedmem.WorkingGroup, managedmem.WorkingUse):
+        for kind in (managedmem.typing.WorkingGroup, managedmem.typing.WorkingUse):
             with pytest.raises(TypeError):
                 kind()
 

@@ -125,7 +125,7 @@ def test_a_newer_emulated_driver_differs_in_its_version_alone(program):
 
 def recorded_here():
     """The golden of the machine's driver and devices; skips where none was recorded."""
-    info = managedmem.driver_info()
+    info = managedmem._managedmem._driver_info()
     if info["version"] != RECORDED_DRIVER:
         pytest.skip(f"no golden of driver {info['version_string']} was recorded")
     names = {devices: name for name, devices in PROFILES.items()}

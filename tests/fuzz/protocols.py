@@ -341,8 +341,8 @@ class Case:
     # --- calls
 
     def call_dtype(self):
-        found = managedmem.DType(self.maybe(self.text()))
-        check(managedmem.DType(str(found)) == found, "a dtype does not read back", found)
+        found = managedmem.typing.DType(self.maybe(self.text()))
+        check(managedmem.typing.DType(str(found)) == found, "a dtype does not read back", found)
 
     def call_empty(self):
         shape = self.maybe(self.lengths())

@@ -67,7 +67,7 @@ def run_core(code, tmp_path):
     pytest.importorskip("cuda.core", reason="needs cuda.core")
     env = dict(os.environ)
     if EMULATED:
-        library = managedmem.driver_info()["path"]
+        library = managedmem._managedmem._driver_info()["path"]
         (tmp_path / "libcuda.so.1").symlink_to(library)
         env["LD_LIBRARY_PATH"] = str(tmp_path)
     env["PYTHONPATH"] = str(Path(managedmem.__file__).resolve().parents[1])
@@ -147,7 +147,7 @@ with Stream() as stream:
             """
 import ctypes
 pool = core.ManagedMemoryResource(core.ManagedMemoryResourceOptions())
-driver = ctypes.CDLL(driver_info()["path"])
+driver = ctypes.CDLL(capabilities().driver_path)
 def raw():
     pointer = ctypes.c_uint64()
     assert 0 == driver.cuMemAllocFromPoolAsync(

@@ -1,4 +1,4 @@
-"""The names of Megatron-LM's unified_memory in managedmem.torch: forms, return values, errors."""
+"""managedmem.megatron: the names of unified_memory, their forms, return values and errors."""
 
 import inspect
 import itertools
@@ -7,19 +7,19 @@ import pytest
 
 from calls import names
 from constants import PAGE
-from managedmem import Device, Host, emulator
+from managedmem import Device, Host, emulator, megatron
 from programs import run_python
 from tensors import HAS_CUDA, gpu_only, last_prefetch, memory, mt, small_model, torch
 
 CPU = -1
 TENSOR_CALLS = {
-    "prefetch": mt.prefetch_managed_tensor,
-    "preferred": mt.advise_managed_tensor_preferred_location,
-    "accessed": mt.advise_managed_tensor_accessed_by,
+    "prefetch": megatron.prefetch_managed_tensor,
+    "preferred": megatron.advise_managed_tensor_preferred_location,
+    "accessed": megatron.advise_managed_tensor_accessed_by,
 }
 MODULE_CALLS = {
-    "prefetch": mt.prefetch_managed_module_parameters,
-    "preferred": mt.advise_managed_module_parameters_preferred_location,
+    "prefetch": megatron.prefetch_managed_module_parameters,
+    "preferred": megatron.advise_managed_module_parameters_preferred_location,
 }
 tensor_calls = pytest.mark.parametrize("call", TENSOR_CALLS.values(), ids=TENSOR_CALLS)
 module_calls = pytest.mark.parametrize("call", MODULE_CALLS.values(), ids=MODULE_CALLS)
@@ -54,23 +54,25 @@ class TestForms:
         ],
     )
     def test_arguments(self, name, form):
-        signature = inspect.signature(getattr(mt, name))
+        signature = inspect.signature(getattr(megatron, name))
         bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
         assert str(inspect.Signature(bare)) == form
 
     def test_states_and_errors(self):
-        assert [state.name for state in mt.CompilationState] == [
+        assert [state.name for state in megatron.CompilationState] == [
             "UNATTEMPTED",
             "FAILURE",
             "SUCCESS",
         ]
-        assert issubclass(mt.UnifiedMemoryCompileTimeoutError, mt.UnifiedMemoryUnsupportedError)
+        assert issubclass(
+            megatron.UnifiedMemoryCompileTimeoutError, mt.UnifiedMemoryUnsupportedError
+        )
         assert not issubclass(mt.UnifiedMemoryUnsupportedError, ValueError | RuntimeError)
 
     def test_the_module_as_a_whole_takes_the_other_ones_place(self):
-        from managedmem import torch as unified_memory
+        from managedmem import megatron as unified_memory
 
-        assert unified_memory.create_unified_mempool is mt.create_unified_mempool
+        assert set(unified_memory.__all__) <= set(dir(unified_memory))
 
 
 class TestTensors:
@@ -136,7 +138,7 @@ class TestTensors:
 
     def test_a_stream_can_be_given(self, managed, stream, device0):
         tensor = managed()
-        mt.prefetch_managed_tensor(tensor, device=0, stream=stream)
+        megatron.prefetch_managed_tensor(tensor, device=0, stream=stream)
         stream.sync()
         assert last_prefetch(tensor) == device0
 
@@ -163,7 +165,7 @@ class TestModules:
         model = mt.to_managed(small_model(on))
         parameters = sum(p.nbytes for p in model.parameters())
         buffers = sum(b.nbytes for b in model.buffers())
-        prefetch = mt.prefetch_managed_module_parameters
+        prefetch = megatron.prefetch_managed_module_parameters
         assert prefetch(model, device=0) == parameters
         assert {last_prefetch(p) for p in model.parameters()} == {device0}
         assert {last_prefetch(b) for b in model.buffers()} == {None}
@@ -174,7 +176,7 @@ class TestModules:
 
     def test_preferred_location(self, on):
         model = mt.to_managed(small_model(on))
-        advise = mt.advise_managed_module_parameters_preferred_location
+        advise = megatron.advise_managed_module_parameters_preferred_location
         assert advise(model, device=CPU) is None
         assert {memory(p).preferred_location for p in model.parameters()} == {Host()}
         assert {memory(b).preferred_location for b in model.buffers()} == {None}
@@ -200,14 +202,14 @@ class TestModules:
         module.whole = torch.nn.Parameter(whole)
         module.row = torch.nn.Parameter(whole[3])
         module.register_buffer("columns", whole[:, 2:5])
-        size = mt.prefetch_managed_module_parameters(module, device=0, include_buffers=True)
+        size = megatron.prefetch_managed_module_parameters(module, device=0, include_buffers=True)
         assert size == whole.nbytes
 
     @pytest.mark.emulator_only
     def test_a_module_is_one_driver_call(self):
         model = mt.to_managed(small_model())
         with emulator.recording() as calls:
-            mt.prefetch_managed_module_parameters(model, device=0, include_buffers=True)
+            megatron.prefetch_managed_module_parameters(model, device=0, include_buffers=True)
         assert names(calls).count("cuMemPrefetchAsync") == 1
 
 
@@ -217,7 +219,7 @@ class TestSupport:
         done = run_python(
             """
             import warnings
-            from managedmem.torch import *
+            from managedmem.megatron import *
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 compile_allocator()
@@ -238,7 +240,7 @@ class TestSupport:
         done = run_python(
             """
             import torch
-            from managedmem.torch import *
+            from managedmem.megatron import *
             try:
                 prefetch_managed_tensor(torch.ones(3), device=0)
             except UnifiedMemoryUnsupportedError as error:
@@ -250,16 +252,16 @@ class TestSupport:
 
     @gpu_only
     def test_a_pool_prefers_its_device_and_is_mapped_there(self, device0):
-        mt.compile_allocator()
-        pool = mt.create_unified_mempool()
-        assert pool is not mt.create_unified_mempool()
+        megatron.compile_allocator()
+        pool = megatron.create_unified_mempool()
+        assert pool is not megatron.create_unified_mempool()
         with torch.cuda.use_mem_pool(pool):
             tensor = torch.zeros(1000, device="cuda")
         assert mt.is_managed(tensor)
         assert in_place(tensor)[1:] == (device0, {device0})
-        mt.prefetch_managed_tensor(tensor, device=CPU)
+        megatron.prefetch_managed_tensor(tensor, device=CPU)
         assert last_prefetch(tensor) == Host()
-        mt.advise_managed_tensor_accessed_by(tensor, device=CPU)
+        megatron.advise_managed_tensor_accessed_by(tensor, device=CPU)
         assert set(memory(tensor).accessed_by) == {device0, Host()}
 
     @gpu_only
@@ -267,7 +269,7 @@ class TestSupport:
         model = mt.to_managed(small_model("cuda"))
         model.second.bias = torch.nn.Parameter(torch.zeros(7, device="cuda"))
         with pytest.raises(RuntimeError, match=r"'second\.bias'.*\(7,\), torch\.float32, on cuda"):
-            mt.prefetch_managed_module_parameters(model, device=CPU)
+            megatron.prefetch_managed_module_parameters(model, device=CPU)
         assert last_prefetch(model.first.weight) is None
 
     @gpu_only
@@ -276,8 +278,8 @@ class TestSupport:
         module = torch.nn.ParameterList([one, two])
         side = torch.cuda.Stream(device="cuda:1")
         with torch.cuda.stream(side), torch.cuda.device(0):
-            mt.prefetch_managed_tensor(two, device=1)
-            mt.prefetch_managed_module_parameters(module, device=1)
+            megatron.prefetch_managed_tensor(two, device=1)
+            megatron.prefetch_managed_module_parameters(module, device=1)
         assert [s.cuda_stream for s in streams_used] == [side.cuda_stream, 0, side.cuda_stream]
         side.synchronize()
         assert last_prefetch(one) == last_prefetch(two) == device1

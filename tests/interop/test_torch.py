@@ -82,7 +82,7 @@ def test_importing_opens_no_driver():
         import managedmem.torch
         assert "torch" in sys.modules
         try:
-            managedmem.driver_info()
+            managedmem._managedmem._driver_info()
         except managedmem.DriverNotFoundError:
             print("not opened")
         """,

@@ -61,7 +61,7 @@ def bare_calls():
 
 
 def needs_discard():
-    if managedmem.driver_info()["version"] < 13000:
+    if managedmem._managedmem._driver_info()["version"] < 13000:
         pytest.skip("the driver has no discard")
 
 
@@ -254,8 +254,6 @@ class TestTracing:
         ]
         assert all({"untraced", "bare queue"} <= set(row.results) for row in rows[:2])
         assert all(set(row.results) == {"bare queue", "ours"} for row in rows[2:4])
-        asked = [row for row in rows if row.operation.startswith("residency, 16 MiB")]
-        assert [set(row.results) for row in asked] == [{"untraced", "ours"}] * 3
         assert [row.operation for row in rows[-3:]] == [
             "index 500 memories",
             "add 20,000 events",

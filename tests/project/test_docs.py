@@ -160,17 +160,22 @@ def names_without_example(names):
     return [name for name, body in bodies.items() if not documents.blocks_of(body, ".rst")]
 
 
-def public_names_of_torch():
-    """Those of managedmem.torch, which cannot be imported without torch."""
-    source = Path(managedmem.__file__).with_name("torch") / "__init__.py"
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+def public_names_of(source):
+    """Those of a file of the package that cannot be imported without torch."""
+    path = Path(managedmem.__file__).parent / source
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             yield from ast.literal_eval(node.value)
 
 
 def test_every_public_name_has_an_example_in_the_reference():
     public = {f"managedmem.{name}" for name in managedmem.__all__ if name != "emulator"}
-    public |= {f"managedmem.torch.{name}" for name in public_names_of_torch()}
+    aliases = {"ArrayLike", "Location", "StreamLike", "Target"}  # of which Sphinx knows nothing
+    public |= {f"managedmem.typing.{name}" for name in {*managedmem.typing.__all__} - aliases}
+    for source in ("torch/__init__.py", "megatron.py"):
+        module = f"managedmem.{source.removesuffix('.py').removesuffix('/__init__')}"
+        public |= {f"{module}.{name}" for name in public_names_of(source)}
+    public.remove("managedmem.megatron.UnifiedMemoryUnsupportedError")  # of managedmem.torch
     assert len(public) > 70
     assert names_without_example(sorted(public)) == []
     assert names_without_example(["managedmem.unknown"]) == ["managedmem.unknown"]
@@ -185,12 +190,12 @@ def test_every_name_of_the_emulator_is_in_its_example():
 @pytest.mark.skipif(IMMORTALIZES, reason="immortal functions keep the memory that a page has made")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
 def test_a_page_runs_from_top_to_bottom(page):
-    info = managedmem.driver_info()
+    info = managedmem._managedmem._driver_info()
     if info["version"] < 13000 or not managedmem.Device(0).concurrent_managed_access:
         pytest.skip("the pages show what needs CUDA 13.0 and concurrent access")
     try:
         documents.run(page)
-    except managedmem.TuneUnstableError:
+    except managedmem.typing.TuneUnstableError:
         if info["emulated"]:
             raise
         pytest.skip("the times of a step vary too much to be tuned beside other jobs")

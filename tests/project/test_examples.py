@@ -61,7 +61,7 @@ def run(*command: str) -> str:
 def able_driver() -> None:
     """The examples discard and prefetch; a driver that cannot is no fault of theirs."""
     code = (
-        "import managedmem as m; i = m.driver_info(); d = m.Device.all()\n"
+        "import managedmem as m; i = m._managedmem._driver_info(); d = m.Device.all()\n"
         "print(i['version'] >= 13000 and all(x.concurrent_managed_access for x in d))"
     )
     try:
@@ -119,7 +119,7 @@ def test_pipeline_times_both_loops() -> None:
     text = run(str(EXAMPLES / "pipeline.py"))
     found = re.findall(r"^ *(\w+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
     assert found == ["plain", "deferred"], text
-    assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
+    assert ("times mean nothing" in text) == managedmem.emulator.is_active()
 
 
 @pytest.mark.emulator_only
@@ -129,7 +129,7 @@ def test_pipeline_with_peers_says_that_they_need_a_gpu() -> None:
     assert "cannot use the emulated driver" in text
 
 
-@pytest.mark.skipif(managedmem.driver_info()["emulated"], reason="needs a GPU")
+@pytest.mark.skipif(managedmem.emulator.is_active(), reason="needs a GPU")
 def test_pipeline_with_every_peer_that_is_here() -> None:
     text = run(str(EXAMPLES / "pipeline_peers.py"))
     found = re.findall(r"^ *([\w.]+): +[0-9.]+ ms, +[0-9.]+ ms of it in", text, re.MULTILINE)
@@ -158,7 +158,7 @@ def check_training(text: str) -> None:
 
 def test_distributed_starts_a_process_for_each_gpu() -> None:
     need("torch")
-    emulated = managedmem.driver_info()["emulated"]
+    emulated = managedmem.emulator.is_active()
     text = run(DISTRIBUTED)
     check_ranks(text, 2 if emulated else managedmem.Device.count())
     check_training(text)
@@ -225,7 +225,7 @@ def test_offload_keeps_the_budget_and_the_numbers() -> None:
     assert 0 < int(held[1].replace(",", "")) <= int(budget[1].replace(",", ""))
     state = re.findall(r"^training .*: [0-9.]+ ms a step, ([0-9,]+) bytes of state", text, re.M)
     assert len(state) == 2 and state[0] == "0" and int(state[1].replace(",", "")) > 0, text
-    assert ("times mean nothing" in text) == managedmem.driver_info()["emulated"]
+    assert ("times mean nothing" in text) == managedmem.emulator.is_active()
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -251,7 +251,7 @@ class TestNotebooks:
     def test_cells_run_in_order(self, path: Path) -> None:
         need(*NEEDS.get(path, ["numpy"]))
         text = run("-W", "error", "-c", RUN_CELLS, str(path))
-        emulated = managedmem.driver_info()["emulated"]
+        emulated = managedmem.emulator.is_active()
         assert text.startswith("EMULATED driver" if emulated else "CUDA driver")
 
     def test_first_cell_chooses_a_driver_by_itself(self, path: Path) -> None:

@@ -115,7 +115,7 @@ class TestProcesses:
 
 class TestMemory:
     def test_pages_that_come_are_taken(self):
-        if managedmem.driver_info()["emulated"]:
+        if managedmem.emulator.is_active():
             meter = common.Meter(common.Place(tiny=True))
         elif torch.cuda.is_available():
             meter = common.Meter(common.Place(tiny=False))

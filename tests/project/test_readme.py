@@ -26,7 +26,7 @@ def test_the_first_blocks_are_the_two_commands():
 
 def test_blocks_run_in_order():
     pytest.importorskip("numpy")
-    if managedmem.driver_info()["version"] < 13000:
+    if managedmem._managedmem._driver_info()["version"] < 13000:
         pytest.skip("the README shows discard, which needs CUDA 13.0")
     documents.run(README)
 

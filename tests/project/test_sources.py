@@ -593,7 +593,7 @@ def test_package_has_no_circle():
     files = package_files()
     imports = imports_between(files)
     group, owner = SET_OF_A_GROUP
-    assert find_circle(imports) == [group, owner, group]
+    assert set(find_circle(imports)) == {group, owner}
     imports[group].remove(owner)
     assert not find_circle(imports)
     # The same with imports back up, in the real sources.

@@ -318,14 +318,14 @@ class TestTuning:
             assert not verify(None, None)
 
     def test_wrong_results_of_ours_are_an_error(self, host_gpu):
-        if managedmem.driver_info()["emulated"]:
+        if managedmem.emulator.is_active():
             managedmem.emulator.schedule("eager")  # as host_gpu, which does its work at once
         with pytest.raises(RuntimeError, match="ours and pinned copies have different results"):
             self.rows(host_gpu, lambda *a, **k: fake_tune(*a, broken=True, **k))
 
     def test_an_unstable_step_is_measured_as_it_is(self, host_gpu):
         def unstable(*_, **__):
-            raise managedmem.TuneUnstableError("the floor is 40 %")
+            raise managedmem.typing.TuneUnstableError("the floor is 40 %")
 
         rows = self.rows(host_gpu, unstable)
         assert rows[0].note == "not tuned: TuneUnstableError: the floor is 40 %"
@@ -448,7 +448,7 @@ class TestNPBench:
 
     def test_an_unstable_program_is_measured_as_it_is(self, checkout):
         def unstable(*_, **__):
-            raise managedmem.TuneUnstableError("the floor is 40 %")
+            raise managedmem.typing.TuneUnstableError("the floor is 40 %")
 
         phases = npbench.Phases(npbench.Source.of(checkout, "tiny"), HostArrays())
         step, note = phases.tuned(unstable, 1)

@@ -12,7 +12,6 @@ import managedmem
 from constants import IMMORTALIZES, PAGE
 from managedmem import (
     DeviceMemoryResource,
-    DType,
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
@@ -21,6 +20,7 @@ from managedmem import (
     Stream,
     _managedmem,
 )
+from managedmem.typing import DType
 from programs import run_python
 
 

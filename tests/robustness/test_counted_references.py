@@ -15,7 +15,6 @@ from constants import PAGE
 from dlpack import consume, run_deleter
 from foreign_objects import torch_device
 from managedmem import (
-    AppliedPolicy,
     Device,
     DeviceMemoryResource,
     Host,
@@ -26,6 +25,7 @@ from managedmem import (
     Stream,
     _managedmem,
 )
+from managedmem.typing import AppliedPolicy
 from operations import NO_DRIVER, OPERATIONS
 from programs import run_python
 from world import EVERYTHING, World
@@ -100,7 +100,7 @@ MAKERS = {
     "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
     "PageRun": lambda b: b.page_runs(),
     "Recorder": lambda b: managedmem._managedmem.Recorder(),
-    "DType": lambda b: (b.dtype, managedmem.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
+    "DType": lambda b: (b.dtype, managedmem.typing.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
@@ -116,9 +116,9 @@ MORE_MAKERS = {
     "DLPack capsule": (ManagedBuffer, lambda b: b.__dlpack__()),
     "consumed capsule": (ManagedBuffer, lambda b: run_deleter(consume(b.__dlpack__()))),
     "array interface": (ManagedBuffer, lambda b: b.__cuda_array_interface__),
-    "set operators": (managedmem.AccessedBySetProxy, lambda b: b.accessed_by | {Host()}),
-    "set iteration": (managedmem.AccessedBySetProxy, lambda b: list(b.accessed_by)),
-    "unfinished iteration": (managedmem.AccessedBySetProxy, lambda b: iter(b.accessed_by)),
+    "set operators": (managedmem.typing.AccessedBySetProxy, lambda b: b.accessed_by | {Host()}),
+    "set iteration": (managedmem.typing.AccessedBySetProxy, lambda b: list(b.accessed_by)),
+    "unfinished iteration": (managedmem.typing.AccessedBySetProxy, lambda b: iter(b.accessed_by)),
     "all devices": (Device, lambda b: Device.all()),
     "unpickled host": (Host, lambda b: pickle.loads(pickle.dumps(Host(numa_id=1)))),
     "wrapped stream": (Stream, lambda b: Stream.from_handle(2)),
@@ -191,7 +191,7 @@ class TestReferencesOfTypes:
     @pytest.mark.parametrize(
         "error, provoke",
         [
-            (TypeError, lambda b: managedmem.AccessedBySetProxy()),
+            (TypeError, lambda b: managedmem.typing.AccessedBySetProxy()),
             (TypeError, lambda b: ManagedBuffer()),
             (ValueError, lambda b: b.prefetch(None)),
             (TypeError, lambda b: b.prefetch(0)),

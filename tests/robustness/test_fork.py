@@ -134,7 +134,7 @@ OPERATIONS = {
     "Stream()": "Stream()",
     "stream.sync": "stream.sync()",
     "stream.query": "stream.query()",
-    "driver_info": "managedmem.driver_info()",
+    "driver_info": "managedmem._managedmem._driver_info()",
 }
 
 

@@ -207,7 +207,7 @@ def test_the_probe_sees_the_gil():
     done = run_python(
         PRELUDE
         + """
-path = managedmem.driver_info()["path"]
+path = managedmem._managedmem._driver_info()["path"]
 calls = watched(lambda: [load(path).cuCtxSynchronize() for load in (ctypes.PyDLL, ctypes.CDLL)])
 print(calls)
 """

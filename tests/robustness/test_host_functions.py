@@ -27,7 +27,7 @@ from managedmem import (
 from presets import functions
 from programs import run_python
 
-POOLS = managedmem.driver_info()["version"] >= 13000
+POOLS = managedmem._managedmem._driver_info()["version"] >= 13000
 needs_pools = pytest.mark.skipif(not POOLS, reason="pools of managed memory need CUDA 13.0")
 
 

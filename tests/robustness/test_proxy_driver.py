@@ -80,7 +80,7 @@ class TestOpening:
         with_proxy(
             "",
             """
-            assert mm.driver_info()["emulated"] is False
+            assert mm.emulator.is_active() is False
             with mm.empty(4096) as buffer:
                 buffer.prefetch(Host())
             """,

@@ -25,7 +25,7 @@ if not libc.getauxval(AT_SECURE):
     sys.exit("not raised")
 import managedmem
 try:
-    print(managedmem.driver_info()["path"])
+    print(managedmem._managedmem._driver_info()["path"])
 except managedmem.CUDAError as error:
     print(error)
 """

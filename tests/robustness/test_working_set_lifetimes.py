@@ -17,7 +17,8 @@ import atexit, gc, os, sys, threading, time, warnings
 from array import array
 import managedmem
 from forks import fork_beside_sleepers
-from managedmem import Device, ManagedWorkingSet, Stream, WorkingGroup, WorkingSet, emulator
+from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
+from managedmem.typing import WorkingGroup
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 SIZE = 1 << 16
 buffers = [managedmem.full(SIZE, number, "uint8") for number in range(8)]
@@ -576,7 +577,7 @@ maker.start()
 end = time.monotonic() + 1
 while time.monotonic() < end:
     for found in gc.get_objects():
-        if type(found) in (WorkingSet, managedmem.WorkingUse, WorkingGroup):
+        if type(found) in (WorkingSet, managedmem.typing.WorkingUse, WorkingGroup):
             try:
                 repr(found)
             except AttributeError:  # before __init__(), as of all classes in Python

@@ -14,7 +14,7 @@ def raw_driver():
     """The driver that the library opened, through ctypes."""
     import managedmem
 
-    return _library(managedmem.driver_info()["path"])
+    return _library(managedmem._managedmem._driver_info()["path"])
 
 
 _library = functools.cache(ctypes.CDLL)  # each would make classes of its own

@@ -6,18 +6,16 @@ import types
 import managedmem
 from constants import PAGE
 from managedmem import (
-    AccessedBySetProxy,
     CUDAError,
     Device,
     Host,
     ManagedBuffer,
     ManagedMemoryResource,
     MigrationPolicy,
-    PeerAccessibleBySetProxy,
-    PoolAttributes,
     PrefetchPlan,
     Stream,
 )
+from managedmem.typing import AccessedBySetProxy, PeerAccessibleBySetProxy, PoolAttributes
 from world import EVERYTHING, HOST, SIZE, WRITES, ZERO, Operation
 
 PLAIN_MEMORY = ctypes.create_string_buffer(4 * PAGE)
@@ -204,7 +202,7 @@ ERRORS = {
             AccessedBySetProxy,
             PeerAccessibleBySetProxy,
             PoolAttributes,
-            managedmem.AppliedPolicy,
+            managedmem.typing.AppliedPolicy,
         )
     },
     "use of a closed buffer": wrong(

@@ -18,7 +18,7 @@ class EventQueue:
     """The faults of the host, in a queue of 1,024 records."""
 
     def open(self):
-        self.library = ctypes.CDLL(managedmem.driver_info()["path"], use_errno=True)
+        self.library = ctypes.CDLL(managedmem._managedmem._driver_info()["path"], use_errno=True)
         self.library.emu_uvm_ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
         self.memory = mmap.mmap(-1, PAGE + COUNT * RECORD)  # the control block, then the records
         self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))

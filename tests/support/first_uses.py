@@ -37,7 +37,7 @@ FIRST_USE = {
     "Device.set_current": "Device(1).set_current()",
     "Device.sync": "Device(1).sync()",
     "Stream": "Stream().close()",
-    "driver_info": "managedmem.driver_info()",
+    "driver_info": "managedmem._managedmem._driver_info()",
     "empty": "managedmem.empty(4).close()",
     "allocate": "ManagedMemoryResource().allocate(4096).close()",
     "pool of a device": "managedmem.DeviceMemoryResource(1).close()",

@@ -116,8 +116,8 @@ LIVES = {
             "uuid",
         )
     },
-    "driver_info": Operation(lambda w: managedmem.driver_info(), "driver_info"),
-    "DType": Operation(lambda w: managedmem.DType("float32"), "DType"),
+    "driver_info": Operation(lambda w: managedmem._managedmem._driver_info(), "driver_info"),
+    "DType": Operation(lambda w: managedmem.typing.DType("float32"), "DType"),
     "a stream's life": Operation(lambda w: Stream().close(), "Stream.close"),
     "a stream dropped": Operation(lambda w: w.a.prefetch(ZERO, stream=Stream()), may_change=MOVES),
     "a resource": Operation(lambda w: ManagedMemoryResource(), "ManagedMemoryResource"),

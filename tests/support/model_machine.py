@@ -48,7 +48,7 @@ class Machine(MemoryRules, ContentRules, AdviceRules):
         warm_up()
         Device(0).set_current()
         self.before = emulator.live() if EMULATED else None
-        version = managedmem.driver_info()["version"]
+        version = managedmem._managedmem._driver_info()["version"]
         self.has_batches = version >= BATCH_CALLS_SINCE
         devices = Device.all()
         self.devices = devices[:2]

@@ -18,7 +18,6 @@ from managedmem import (
     ManagedBuffer,
     ManagedMemoryResource,
     MigrationPolicy,
-    PoolAttributes,
     PrefetchPlan,
     Stream,
     asarray,
@@ -26,6 +25,7 @@ from managedmem import (
     full,
     zeros,
 )
+from managedmem.typing import PoolAttributes
 from world import (
     DISPATCH_HINT,
     EVERYTHING,

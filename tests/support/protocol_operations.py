@@ -216,7 +216,7 @@ PROTOCOLS = {
         lambda w: (
             w.a.dtype == "uint8",
             w.a.dtype != "f4",
-            managedmem.DType.__lt__(w.a.dtype, "x"),
+            managedmem.typing.DType.__lt__(w.a.dtype, "x"),
             hash(w.a.dtype),
         ),
         "DType.__eq__ DType.__ne__ DType.__lt__ DType.__le__ DType.__gt__ DType.__ge__ "

@@ -3,7 +3,8 @@
 import ctypes
 
 import managedmem
-from managedmem import Device, ResidencyRun
+from managedmem import Device
+from managedmem.typing import ResidencyRun
 
 HOST, OFF = "host", "not on host"
 MAP, HINT = "page map", "page map + prefetch"

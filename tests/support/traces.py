@@ -41,13 +41,13 @@ def assert_memories_add_up(part):
 def check_ended_traces(monkeypatch):
     """The body of a fixture that checks the sums of every trace that a test has ended."""
     traces = weakref.WeakSet()
-    start = managedmem.Trace.start
+    start = managedmem.typing.Trace.start
 
     def noted(trace):
         start(trace)
         traces.add(trace)
 
-    monkeypatch.setattr(managedmem.Trace, "start", noted)
+    monkeypatch.setattr(managedmem.typing.Trace, "start", noted)
     yield
     for trace in traces:
         if "ended" in repr(trace):

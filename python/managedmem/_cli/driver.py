@@ -30,18 +30,19 @@ def choice_reason(request: str | None) -> str:
 def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
     """Open the requested driver, or without a request CUDA, or without CUDA the emulated one.
 
-    Returns ``driver_info()`` and the reason for this driver. A requested driver that is missing,
+    Returns ``_driver_info()`` and the reason for this driver. A requested driver that is missing,
     and any driver that is too old, is an error.
     """
     apply_request(request)
     reason = choice_reason(request)
     try:
-        return managedmem.driver_info(), reason
+        return managedmem._managedmem._driver_info(), reason
     except managedmem.DriverNotFoundError:
         if reason:
             raise
     managedmem.emulator.enable()
-    return managedmem.driver_info(), "chosen because no usable CUDA driver with a GPU was found"
+    reason = "chosen because no usable CUDA driver with a GPU was found"
+    return managedmem._managedmem._driver_info(), reason
 
 
 def describe_driver(info: Mapping[str, Any], reason: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import managedmem
-from managedmem import Capabilities, Device
+from managedmem import Device
+from managedmem._capabilities import Capabilities
 from managedmem._cli import driver
 from managedmem._cli.output import program_name
 from managedmem._cli.text import printable, size_text, table
@@ -234,7 +235,7 @@ def run(request: str | None = None) -> int:
     print(table(heading_rows(), ""))
     driver.apply_request(request)
     try:
-        info = managedmem.driver_info()
+        info = managedmem._managedmem._driver_info()
     except managedmem.CUDAError as error:
         report_failure(error)
         return 1

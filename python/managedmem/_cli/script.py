@@ -160,7 +160,7 @@ class Files(NamedTuple):
     json: TextIO | None
     chrome: TextIO | None
 
-    def write(self, trace: managedmem.Trace) -> None:
+    def write(self, trace: managedmem.typing.Trace) -> None:
         """Write the results and the events of an ended trace."""
         if self.json is not None:
             with self.json:
@@ -175,7 +175,7 @@ def opened(path: str | None) -> TextIO | None:
     return None if path is None else open(path, "w", encoding="utf-8")
 
 
-def finish(trace: managedmem.Trace, files: Files) -> bool:
+def finish(trace: managedmem.typing.Trace, files: Files) -> bool:
     """End the trace, print its table, and write the files; False if a reader has stopped."""
     error = ""
     try:

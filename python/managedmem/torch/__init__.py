@@ -7,8 +7,8 @@
 >>> prefetch(model, Device(0))  # the number of bytes
 4198400
 
-Needs PyTorch; the import opens no driver. The names of Megatron-LM's unified_memory module are here
-too.
+Needs PyTorch; the import opens no driver. The names of Megatron-LM's unified_memory module are in
+managedmem.megatron.
 """
 
 try:
@@ -20,17 +20,6 @@ except ModuleNotFoundError as error:
         "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
     ) from error
 
-from managedmem.torch._megatron import (
-    CompilationState,
-    UnifiedMemoryCompileTimeoutError,
-    advise_managed_module_parameters_preferred_location,
-    advise_managed_tensor_accessed_by,
-    advise_managed_tensor_preferred_location,
-    compile_allocator,
-    create_unified_mempool,
-    prefetch_managed_module_parameters,
-    prefetch_managed_tensor,
-)
 from managedmem.torch._moving import to_managed
 from managedmem.torch._offload import Offload, offload
 from managedmem.torch._offload_coverage import Coverage
@@ -41,27 +30,18 @@ from managedmem.torch._results import to_host
 from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
-    "CompilationState",
     "Coverage",
     "Explanation",
     "HintedBytes",
     "NotManagedError",
     "Offload",
     "PartPlace",
-    "UnifiedMemoryCompileTimeoutError",
     "UnifiedMemoryUnsupportedError",
     "advise",
-    "advise_managed_module_parameters_preferred_location",
-    "advise_managed_tensor_accessed_by",
-    "advise_managed_tensor_preferred_location",
-    "compile_allocator",
-    "create_unified_mempool",
     "is_managed",
     "managed_mempool",
     "offload",
     "prefetch",
-    "prefetch_managed_module_parameters",
-    "prefetch_managed_tensor",
     "to_host",
     "to_managed",
 ]

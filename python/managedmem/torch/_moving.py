@@ -118,7 +118,7 @@ def _target_device(device: Device | torch.device | str | int) -> torch.device:
             f"device is {target}, but this torch has no CUDA device: leave device out, which keeps "
             "the CPU"
         )
-    if managedmem.driver_info()["emulated"]:
+    if managedmem._managedmem._driver_info()["emulated"]:
         raise ValueError(f"device is {target}, but the emulated driver has only host memory")
     if target.index is None:
         return torch.device("cuda", torch.cuda.current_device())

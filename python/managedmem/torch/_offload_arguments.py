@@ -164,7 +164,7 @@ def _target(device: object) -> Target:
             raise ValueError(f"device must be a CUDA device, got {device}")
         device = _current_index() if device.index is None else device.index
     found = device if isinstance(device, Device) else Device(device)
-    emulated = managedmem.driver_info()["emulated"]
+    emulated = managedmem._managedmem._driver_info()["emulated"]
     if not emulated and not torch.cuda.is_available():
         raise ValueError(f"device is {found}, but this torch has no CUDA device")
     if found.integrated:

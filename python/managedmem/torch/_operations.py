@@ -42,7 +42,7 @@ class HintedBytes(int):
 
 def current_stream(device: torch.device | None = None) -> torch.cuda.Stream | None:
     """torch's current stream, or None where it has no CUDA or the driver is the emulated one."""
-    if not torch.cuda.is_available() or managedmem.driver_info()["emulated"]:
+    if not torch.cuda.is_available() or managedmem._managedmem._driver_info()["emulated"]:
         return None
     return torch.cuda.current_stream(device)
 

@@ -163,7 +163,7 @@ def _torch_reasons() -> Iterator[str]:
 
 def _driver_reasons() -> Iterator[str]:
     try:
-        info = managedmem.driver_info()
+        info = managedmem._managedmem._driver_info()
     except (managedmem.DriverNotFoundError, managedmem.DriverTooOldError) as error:
         yield str(error)
         return

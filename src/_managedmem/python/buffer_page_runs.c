@@ -84,7 +84,7 @@ static PyStructSequence_Field page_run_fields[] = {
 };
 
 static PyStructSequence_Desc page_run_desc = {
-    "managedmem.PageRun",
+    "managedmem.typing.PageRun",
     "Neighbouring pages of a buffer with the same advice and the same last prefetch.\n\n"
     "A named tuple from ManagedBuffer.page_runs(): offset and nbytes in bytes, read_mostly,\n"
     "preferred_location, accessed_by (a frozenset), last_prefetch_location. Immutable.",

@@ -119,7 +119,7 @@ static PyType_Slot dtype_slots[] = {
 /* clang-format on */
 
 static PyType_Spec dtype_spec = {
-    .name = "managedmem.DType",
+    .name = "managedmem.typing.DType",
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = dtype_slots,
 };

@@ -380,7 +380,7 @@ static PyStructSequence_Field memory_info_fields[] = {
 };
 
 static PyStructSequence_Desc memory_info_desc = {
-    "managedmem.MemoryInfo", "Free and total bytes of a device's memory.", memory_info_fields, 2};
+    "managedmem.typing.MemoryInfo", "Free and total bytes of a device's memory.", memory_info_fields, 2};
 
 int
 mm_device_init(PyObject *module, mm_state *state)

@@ -185,6 +185,6 @@ PyDoc_STRVAR(
 int
 mm_accessed_by_init(PyObject *module, mm_state *state)
 {
-    return mm_set_add_type(module, "managedmem.AccessedBySetProxy", accessed_by_doc,
+    return mm_set_add_type(module, "managedmem.typing.AccessedBySetProxy", accessed_by_doc,
                            &state->accessed_by_type);
 }

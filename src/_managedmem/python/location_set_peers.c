@@ -155,6 +155,6 @@ PyDoc_STRVAR(
 int
 mm_peers_init(PyObject *module, mm_state *state)
 {
-    return mm_set_add_type(module, "managedmem.PeerAccessibleBySetProxy", peers_doc,
+    return mm_set_add_type(module, "managedmem.typing.PeerAccessibleBySetProxy", peers_doc,
                            &state->peers_type);
 }

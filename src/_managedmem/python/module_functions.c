@@ -385,7 +385,7 @@ PyDoc_STRVAR(
 
 PyDoc_STRVAR(
     driver_info_doc,
-    "driver_info()\n--\n\n"
+    "_driver_info()\n--\n\n"
     "The driver in use, as a dict. Opens it if needed.\n"
     "\n"
     "path (str), version (int, 13000 is CUDA 13.0), version_string (str), emulated (bool),\n"
@@ -413,7 +413,7 @@ PyMethodDef mm_functions[] = {
     MM_METHOD("discard_prefetch", module_discard_prefetch, discard_prefetch_doc),
     MM_METHOD("residency", mm_residency, mm_residency_doc),
     MM_METHOD("empty", module_empty, empty_doc),
-    {"driver_info", driver_info, METH_NOARGS, driver_info_doc},
+    {"_driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
     MM_METHOD("_register_preset", mm_register_preset, register_preset_doc),
     MM_POSITIONAL_METHOD(

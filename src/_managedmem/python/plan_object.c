@@ -594,7 +594,7 @@ static PyStructSequence_Field plan_entry_fields[] = {
 };
 
 static PyStructSequence_Desc plan_entry_desc = {
-    "managedmem.PlanEntry", "One entry of a PrefetchPlan: pointer, nbytes and location.",
+    "managedmem.typing.PlanEntry", "One entry of a PrefetchPlan: pointer, nbytes and location.",
     plan_entry_fields, 3};
 
 int

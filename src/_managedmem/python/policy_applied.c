@@ -315,7 +315,7 @@ static PyType_Slot applied_slots[] = {
 };
 
 static PyType_Spec applied_spec = {
-    .name = "managedmem.AppliedPolicy",
+    .name = "managedmem.typing.AppliedPolicy",
     .basicsize = sizeof(applied_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,

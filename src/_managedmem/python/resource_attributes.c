@@ -179,7 +179,7 @@ static PyType_Slot attributes_slots[] = {
 /* clang-format on */
 
 static PyType_Spec attributes_spec = {
-    .name = "managedmem.PoolAttributes",
+    .name = "managedmem.typing.PoolAttributes",
     .basicsize = sizeof(attributes_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,

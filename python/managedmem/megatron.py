@@ -1,7 +1,9 @@
 """The entry points of Megatron-LM's unified_memory module, over this library.
 
+>>> from managedmem import megatron as unified_memory
+
 Owns its names, argument forms and return values: a device is an int, -1 is the CPU, None in place
-of a tensor or module does nothing. managedmem.torch re-exports all of it.
+of a tensor or module does nothing. Needs PyTorch; the import opens no driver.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+import managedmem.torch  # isort: skip  # first, because it says so where PyTorch is missing
 import torch
 from torch import Tensor
 
-import managedmem
 from managedmem import Device, DriverNotFoundError, DriverTooOldError, Host, ManagedBuffer
 from managedmem.torch._operations import current_stream
 from managedmem.torch._pool import (
@@ -29,6 +31,19 @@ from managedmem.torch._tensors import Found, NotManagedError, is_managed, ranges
 
 if TYPE_CHECKING:
     from managedmem._managedmem import _Advice, _Stream
+
+__all__ = [
+    "CompilationState",
+    "UnifiedMemoryCompileTimeoutError",
+    "UnifiedMemoryUnsupportedError",
+    "advise_managed_module_parameters_preferred_location",
+    "advise_managed_tensor_accessed_by",
+    "advise_managed_tensor_preferred_location",
+    "compile_allocator",
+    "create_unified_mempool",
+    "prefetch_managed_module_parameters",
+    "prefetch_managed_tensor",
+]
 
 
 class CompilationState(Enum):
