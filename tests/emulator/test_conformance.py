@@ -157,7 +157,7 @@ class TestTheGoldenOfAMachine:
             "version_string": f"{version // 1000}.{version % 1000 // 10}",
             "device_count": len(names),
         }
-        monkeypatch.setattr(managedmem, "driver_info", lambda: info)
+        monkeypatch.setattr(managedmem._managedmem, "_driver_info", lambda: info)
         monkeypatch.setattr(managedmem, "Device", SimpleNamespace(all=lambda: devices))
 
     @pytest.mark.parametrize("profile", PROFILES)

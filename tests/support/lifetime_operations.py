@@ -116,7 +116,7 @@ LIVES = {
             "uuid",
         )
     },
-    "driver_info": Operation(lambda w: managedmem._managedmem._driver_info(), "driver_info"),
+    "_driver_info": Operation(lambda w: managedmem._managedmem._driver_info(), "_driver_info"),
     "DType": Operation(lambda w: managedmem.typing.DType("float32"), "DType"),
     "a stream's life": Operation(lambda w: Stream().close(), "Stream.close"),
     "a stream dropped": Operation(lambda w: w.a.prefetch(ZERO, stream=Stream()), may_change=MOVES),
