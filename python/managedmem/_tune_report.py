@@ -58,6 +58,10 @@ class TuneResult(TuneValues):
     _discards: dict[str, PrefetchPlan] | None = None
     _step: Callable[[], Any] | None = None
 
+    def __init__(self, **values: Any) -> None:
+        """Made by `tune` and `from_json`."""
+        super().__init__(**values)
+
     @property
     def plans(self) -> dict[str, PrefetchPlan]:
         """The plan to execute before each phase, by the name of the phase.
