@@ -23,6 +23,7 @@ ROOMS = {
     "python": SRC / "_managedmem" / "python",
     "emulator": SRC / "emulator",
 }
+EXTENSION = ("driver", "memory", "working", "trace", "python")
 # What each room may include of the project; the emulator stands alone.
 MAY_INCLUDE = {
     "driver": {"driver"},
@@ -441,7 +442,7 @@ def room_files(*rooms):
 
 
 def test_extension_has_no_circle():
-    files = room_files("driver", "memory", "trace", "python")
+    files = room_files(*EXTENSION)
     calls = calls_between(files)
     assert not find_circle(calls)
     assert {"policy.c", "prefetch.c"} <= set().union(*calls.values()), "calls not found"
@@ -500,14 +501,14 @@ def test_operation_reaches_the_driver_in_five_calls(start, functions):
 
 def test_extension_functions_have_names_of_their_own():
     seen = {}
-    for file, text in room_files("driver", "memory", "trace", "python").items():
+    for file, text in room_files(*EXTENSION).items():
         for name, _, _ in function_bodies(text):
             assert name not in seen, f"{name} is in {file} and in {seen[name]}"
             seen[name] = file
 
 
 def test_extension_uses_no_question_word_as_a_name():
-    for room in ("driver", "memory", "trace", "python"):
+    for room in EXTENSION:
         for path in sorted(ROOMS[room].glob("*.[ch]")):
             words = set(re.findall(r"\w+", blank_comments_and_strings(path.read_text())))
             assert not words & QUESTION_WORDS, path.name

@@ -8,6 +8,15 @@
 
 enum { LEAST_AHEAD = 3, ENOUGH_AHEAD = 32 << 20 };
 
+void
+mm_frames_note_failure(mm_frames *f, const mm_status *failure)
+{
+    mm_frames_lock(f);
+    f->report.failures++;
+    f->report.error = *failure;
+    mm_frames_unlock(f);
+}
+
 /* --- copies, under the lock and in a scope ------------------------------------------------ */
 
 void

@@ -96,7 +96,12 @@ mm_frames_address(const mm_frames *f, uint32_t number)
     return f->is_managed ? f->parts[number].home : f->slab->start + f->places[number].offset;
 }
 
-/* --- part_copies.c: under the lock -------------------------------------------------------- */
+/* --- part_copies.c: not under the lock ------------------------------------------------------- */
+
+/* Notes a failure after which nothing is wrong. */
+void mm_frames_note_failure(mm_frames *f, const mm_status *failure);
+
+/* --- the same, under the lock ------------------------------------------------------------------ */
 
 /* Notes a failure. Nothing is loaded before the device was waited for, which a later use does: not under
  * the lock, nor beside a capture. */
@@ -127,10 +132,6 @@ void mm_frames_note_round_end(mm_frames *f);
 
 /* Loads the parts that are expected next, as long as only parts with a later use go for them. */
 void mm_frames_look_ahead(mm_frames *f);
-
-/* --- part_uses.c ---------------------------------------------------------------------------- */
-
-void mm_frames_note_failure(mm_frames *f, const mm_status *failure);
 
 /* --- part_graphs.c: not under the lock -------------------------------------------------------- */
 

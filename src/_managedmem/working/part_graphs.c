@@ -341,7 +341,7 @@ open_ring(mm_frames *f, mm_status *st)
 
 /* Finds room behind the latest frame, or from the start on. Under the lock. */
 static bool
-find_place(const mm_frames *f, const frame_capture *c, size_t bytes, size_t *offset)
+find_ring_room(const mm_frames *f, const frame_capture *c, size_t bytes, size_t *offset)
 {
     const size_t first = f->placement.room, end = first + f->ring;
     size_t start = c->next_offset < first ? first : c->next_offset;
@@ -457,7 +457,8 @@ take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t numbe
     }
     c->frames = mm_grow(c->frames, &c->capacity, c->count + 1, sizeof *c->frames, st);
     *rc = c->capacity > c->count ? 0 : -1;
-    if (*rc < 0 || c->is_blind || made.bytes == 0 || !find_place(f, c, made.bytes, &made.offset)) {
+    if (*rc < 0 || c->is_blind || made.bytes == 0
+        || !find_ring_room(f, c, made.bytes, &made.offset)) {
         return 0;
     }
     *rc = fill_frame(f, c, v, &made, st);

@@ -5,6 +5,7 @@
 #include <assert.h>
 
 enum { MANY_ENDS = 16 }; /* beside twice those that were seen to be under way */
+#define ALL_PARTS UINT32_MAX
 
 /* --- uses --------------------------------------------------------------------------------- */
 
@@ -94,15 +95,6 @@ synchronize(mm_frames *f, mm_status *st)
     }
     MM_CALL_IN(code, mm_scope_enter_relaxed, f->device, f->cu, CtxSynchronize, st);
     return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
-}
-
-void
-mm_frames_note_failure(mm_frames *f, const mm_status *failure)
-{
-    mm_frames_lock(f);
-    f->report.failures++;
-    f->report.error = *failure;
-    mm_frames_unlock(f);
 }
 
 /* In place of an order between streams that the driver refused. */
@@ -222,7 +214,8 @@ forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list 
     return rc;
 }
 
-/* Forgets copies of what the work on the stream may have written at home, at once or later. */
+/* Forgets copies of what the work on the stream may have written at home, at once or later; those
+ * of all parts up to ALL_PARTS. */
 static int
 follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream stream, mm_status *st)
 {
@@ -238,7 +231,7 @@ follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream strea
     }
     written = mm_release_record(f->cu, stream, &f->lock, &f->pool, st);
     mm_frames_lock(f);
-    rc = forget_copies(f, first, end, written, st);
+    rc = forget_copies(f, first, end < f->count ? end : f->count, written, st);
     mm_release_keep(written, &f->pool);
     mm_frames_unlock(f);
     return rc;
@@ -258,7 +251,7 @@ have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
     alone = f->rounds == 0 || f->parts[part].is_written_by_graph;
     mm_frames_unlock(f);
     if (missed) {
-        return follow_writes(f, 0, mm_frames_count(f), stream, &ignored) == 0;
+        return follow_writes(f, 0, ALL_PARTS, stream, &ignored) == 0;
     }
     return !alone || follow_writes(f, part, part + 1, stream, &ignored) == 0;
 }
@@ -447,7 +440,7 @@ mm_frames_begin_round(mm_frames *f, CUstream stream, mm_status *st)
     if (!mm_guard_enter(&f->guard)) {
         return 0;
     }
-    rc = follow_writes(f, 0, mm_frames_count(f), (mm_device_stream){stream, f->device}, st);
+    rc = follow_writes(f, 0, ALL_PARTS, (mm_device_stream){stream, f->device}, st);
     mm_frames_lock(f);
     f->rounds++;
     mm_frames_unlock(f);

@@ -17,7 +17,7 @@ static pthread_mutex_t slabs_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_slab *host_slabs;
 
 static void
-add_to_list(mm_slab *slab)
+list_slab(mm_slab *slab)
 {
     (void)pthread_mutex_lock(&slabs_mutex);
     slab->next = host_slabs;
@@ -26,7 +26,7 @@ add_to_list(mm_slab *slab)
 }
 
 static void
-remove_from_list(const mm_slab *slab)
+unlist_slab(const mm_slab *slab)
 {
     mm_slab **link = &host_slabs;
 
@@ -130,7 +130,7 @@ mm_slab_on_host(int device, size_t size, mm_status *st)
     slab->start = (CUdeviceptr)(uintptr_t)start;
     slab->on_host = true;
     slab->is_listed = true;
-    add_to_list(slab);
+    list_slab(slab);
     return slab;
 }
 
@@ -224,10 +224,10 @@ free_now(mm_driver *cu, mm_slab *slab)
 }
 
 static void
-free_struct(mm_slab *slab)
+free_slab(mm_slab *slab)
 {
     if (slab->is_listed) {
-        remove_from_list(slab);
+        unlist_slab(slab);
     }
     if (slab->on_host) {
         (void)munmap((void *)(uintptr_t)slab->start, slab->size);
@@ -244,7 +244,7 @@ attempt_slab(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *condi
     if (!free_now(cu, slab)) {
         return false;
     }
-    free_struct(slab);
+    free_slab(slab);
     return true;
 }
 
@@ -260,7 +260,7 @@ mm_slab_free(mm_slab *slab)
         return;
     }
     if (cu == NULL || free_now(cu, slab)) {
-        free_struct(slab);
+        free_slab(slab);
         return;
     }
     mm_late_frees_append(&slab->late, attempt_slab);
