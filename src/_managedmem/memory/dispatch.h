@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #include "batch.h"
-#include "legacy_stream.h"
 #include "prefetch.h"
+#include "stream.h"
 
 /* The call for a transfer: the batch call, or a single call for the named reason. */
 typedef enum {

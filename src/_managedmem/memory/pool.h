@@ -6,7 +6,7 @@
 #define MM_POOL_H
 
 #include "location.h"
-#include "retired_pool.h"
+#include "pool_teardown.h"
 #include "stream.h"
 
 typedef struct mm_pool_block mm_pool_block;
@@ -46,7 +46,7 @@ int mm_pool_device(const mm_pool *pool);
 
 void mm_pool_retain(mm_pool *pool);
 
-/* Releases a reference. The last one retires the pool (retired_pool.h), which is destroyed once
+/* Releases a reference. The last one retires the pool (pool_teardown.h), which is destroyed once
  * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 

@@ -81,4 +81,19 @@ MM_NODISCARD int mm_stream_follow(mm_driver *cu, mm_device_stream stream,
 MM_NODISCARD int mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_stream stream,
                                        mm_status *st);
 
+/* --- batch and discard calls ------------------------------------------------------------------ */
+
+/* The stream of a batch or discard call, which the driver refuses on the legacy stream. A blocking
+ * stream of the same context is ordered with it in both directions, so a call on that stream keeps
+ * the legacy stream's order. */
+typedef struct {
+    CUstream stream; /* the one to pass to the driver */
+    bool temporary; /* destroyed on release; the driver lets queued work finish */
+} mm_batch_stream;
+
+/* In the caller's scope. */
+MM_NODISCARD int mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
+                                         mm_status *st);
+void mm_batch_stream_release(mm_driver *cu, mm_batch_stream *s);
+
 #endif

@@ -5,7 +5,7 @@
 #include "location_object.h"
 
 #include "../memory/home.h"
-#include "../memory/retired_pool.h"
+#include "../memory/pool_teardown.h"
 
 static int
 ordinal_of(PyObject *op)

@@ -503,7 +503,7 @@ static PyObject *
 recorder_clock(PyObject *op, PyObject *Py_UNUSED(none))
 {
     mm_recording *recording = recording_of(op);
-    mm_moment moments[2];
+    mm_clock_pair moments[2];
 
     if (recording == NULL) {
         return NULL;

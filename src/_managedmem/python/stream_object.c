@@ -2,7 +2,7 @@
  * handle. */
 #include "stream_object.h"
 
-#include "../memory/retired_pool.h"
+#include "../memory/pool_teardown.h"
 #include "foreign_stream.h"
 #include "leak_warnings.h"
 

@@ -45,11 +45,31 @@ struct mm_recording {
     uint64_t drained, lost; /* records */
     uint64_t unlisted; /* memories, at the end */
     bool waited;
-    mm_moment started, marked;
+    mm_clock_pair started, marked;
     /* After the end. */
     mm_life_record *lives;
     size_t life_count;
 };
+
+/* --- the clocks ----------------------------------------------------------------------------- */
+
+/* The closest pair of several, because the thread may be interrupted between two readings. */
+static mm_clock_pair
+read_clocks(void)
+{
+    enum { PAIRS = 8 };
+    mm_clock_pair best = {0};
+    uint64_t narrowest = UINT64_MAX;
+
+    for (int i = 0; i < PAIRS; i++) {
+        uint64_t before = mm_monotonic_clock(), raw = mm_raw_clock(), after = mm_monotonic_clock();
+        if (after - before < narrowest) {
+            narrowest = after - before;
+            best = (mm_clock_pair){raw, before + narrowest / 2};
+        }
+    }
+    return best;
+}
 
 /* --- one recording of the process --------------------------------------------------------- */
 
@@ -324,7 +344,7 @@ record_events(mm_recording *r, bool wait, mm_status *st)
     if (mm_uvm_queue_enable(&r->queue, r->types, st) < 0) {
         return -1;
     }
-    r->started = r->marked = mm_moment_now();
+    r->started = r->marked = read_clocks();
     mm_recorded_begin(&r->recorded, r->started.raw);
     return start_drain_thread(r, st);
 }
@@ -386,7 +406,7 @@ fail_ended(mm_status *st)
 static void
 end_part(mm_recording *r)
 {
-    mm_moment now = mm_moment_now();
+    mm_clock_pair now = read_clocks();
 
     lock_recording(r);
     mm_recorded_end_part(&r->recorded, now.raw);
@@ -684,7 +704,7 @@ mm_recording_read_report(mm_recording *r, mm_recording_report *report)
 }
 
 void
-mm_recording_read_clock(mm_recording *r, mm_moment moments[2])
+mm_recording_read_clock(mm_recording *r, mm_clock_pair moments[2])
 {
     bool own = lock_if_own(r);
 

@@ -9,7 +9,6 @@
 #ifndef MM_RECORDER_H
 #define MM_RECORDER_H
 
-#include "moment.h"
 #include "recorded_events.h"
 
 enum { MM_LEAST_LIMIT = 1000, MM_MOST_LIMIT = 1000000000 };
@@ -22,6 +21,11 @@ typedef struct {
     bool synchronize; /* wait for devices at the start, at marks and at the end */
     const void *owner; /* for mm_recordings_end */
 } mm_recording_options;
+
+/* One moment on two clocks, in nanoseconds: that of the events, and CLOCK_MONOTONIC. */
+typedef struct {
+    uint64_t raw, monotonic;
+} mm_clock_pair;
 
 typedef struct mm_recording mm_recording;
 
@@ -72,6 +76,6 @@ typedef struct {
 void mm_recording_read_report(mm_recording *r, mm_recording_report *report);
 
 /* The start, and the end of the last part; both are the start before the first mark. */
-void mm_recording_read_clock(mm_recording *r, mm_moment moments[2]);
+void mm_recording_read_clock(mm_recording *r, mm_clock_pair moments[2]);
 
 #endif

@@ -1,11 +1,15 @@
-/* queued_frees.h: detects when the frees of a pool have run, by an event for each stream that
- * freed. */
-#ifndef MM_QUEUED_FREES_H
-#define MM_QUEUED_FREES_H
-
-#include "stream.h"
+/* pool_teardown.h: pools without an owner, until the driver can destroy them, and whether the frees
+ * of a pool have run, by an event for each stream that freed.
+ *
+ * Driver 580 keeps using a pool that is destroyed behind a queued free: later waits crash or hang
+ * (tests/conformance/probes/pool_end.c). So a pool is destroyed after its last free has run. */
+#ifndef MM_POOL_TEARDOWN_H
+#define MM_POOL_TEARDOWN_H
 
 #include <pthread.h>
+
+#include "late_frees.h"
+#include "stream.h"
 
 typedef struct mm_free_event {
     struct mm_free_event *next;
@@ -33,5 +37,18 @@ bool mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees);
 
 /* Frees the entries, not their events: calls no driver. */
 void mm_queued_frees_clear(mm_queued_frees *frees);
+
+/* --- pools without an owner -------------------------------------------------------------------- */
+
+typedef struct {
+    mm_late_free late;
+    CUmemoryPool handle;
+    mm_queued_frees frees;
+} mm_retired_pool;
+
+/* Destroys the pool now, or later if frees are queued, inside a host function, or if a driver
+ * call before the destruction failed. A failed destruction is not repeated. Takes ownership of
+ * the record. */
+MM_NODISCARD int mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st);
 
 #endif
