@@ -21,18 +21,19 @@ read_preset(mm_state *state, PyObject *const argv[ARGC], mm_preset *preset)
     return mm_read_members(state, argv[ACCESSED_BY], true, &preset->accessed_by);
 }
 
+const char mm_register_preset_doc[] =
+    "_register_preset(preferred_location, accessed_by, read_mostly, own_device)\n--\n\n"
+    "Names of the exported functions that allocate with this advice and free.\n"
+    "\n"
+    "With own_device, each block prefers, and is accessed by, the device it is allocated for. A page\n"
+    "is allocated and advised as a trial. Equal presets have one function, for the life of the\n"
+    "process. Raises TypeError and ValueError for bad arguments, CUDAError for advice that the driver\n"
+    "refuses, RuntimeError when no function is left.";
+
 PyObject *
 mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[ARGC] = {[PREFERRED] = "preferred_location",
-                                            [ACCESSED_BY] = "accessed_by",
-                                            [READ_MOSTLY] = "read_mostly",
-                                            [OWN_DEVICE] = "own_device"};
-    static const mm_parameters parameters = {.function = "_register_preset",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = mm_register_preset_doc};
     mm_state *state = mm_module_state(module);
     char name[MM_ALLOCATOR_NAME];
     PyObject *argv[ARGC];
@@ -41,7 +42,7 @@ mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs, Py
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_preset(state, argv, &preset) < 0 || (cu = mm_open(state)) == NULL
         || mm_check_access(cu) < 0) {
         return NULL;

@@ -6,6 +6,7 @@
 
 #include "../memory/dispatch.h"
 #include "errors.h"
+#include "signature.h"
 
 /* A function's parameters: the first `positional` can be passed by position, all of them by name,
  * except those named "". Initialise with designators, and from three parameters on index by a local

@@ -230,6 +230,10 @@ wait_for_stream(mm_buffer *b, PyObject *stream_object)
     return mm_raise_failure(b->state, rc, &st);
 }
 
+const char mm_synchronize_doc[] =
+    "_synchronize(buffer, stream, to_host, /)\n--\n\n"
+    "Wait for a stream; with to_host, after a prefetch of the buffer to the host.";
+
 PyObject *
 mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {

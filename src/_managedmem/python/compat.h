@@ -3,6 +3,8 @@
 #define MM_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
+/* Also where Python has no docstrings of its own: signatures are read from them. */
+#define WITH_DOC_STRINGS 1
 #include <Python.h>
 
 #include <assert.h>

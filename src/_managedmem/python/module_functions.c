@@ -10,41 +10,77 @@
 #include "resource.h"
 #include "target_calls.h"
 
-/* The parameters of the stream operations; discard() has only some of them. */
-static const char *const call_names[MM_CALL_ARGC] = {
-    [MM_CALL_TARGETS] = "targets", [MM_CALL_LOCATION] = "location",
-    [MM_CALL_STREAM] = "stream",   [MM_CALL_DISPATCH] = "dispatch",
-    [MM_CALL_DEFER] = "defer",     [MM_CALL_UNSUPPORTED] = "unsupported",
-};
+PyDoc_STRVAR(
+    prefetch_doc,
+    "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n"
+    "--\n\n"
+    "Move memory to a location before it is used there, in stream order.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    As for advise().\n"
+    "location : Device or Host, or an iterable with one for each target\n"
+    "    The destination of the pages.\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    The stream to work in; None is the default stream.\n"
+    "dispatch : \"auto\", \"batch\" or \"loop\"\n"
+    "    How several targets reach the driver; \"auto\" chooses the fastest call for each.\n"
+    "defer : bool, optional\n"
+    "    True queues an empty host function in front, so that the call returns while the stream does\n"
+    "    the work; None does so for large prefetches.\n"
+    "unsupported : \"raise\" or \"skip\"\n"
+    "    \"skip\" passes over the targets that cannot be prefetched here: memory that is not managed, and\n"
+    "    prefetches that the driver refuses because a device lacks concurrent_managed_access. With\n"
+    "    dispatch=\"batch\" all targets, where there is no batch call.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
+    "\n"
+    "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
+    "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
+    "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
+    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; releases the GIL.\n"
+    "A device that the process has not used gets its primary context, without which nothing would move.\n"
+    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync; cuDevicePrimaryCtxRetain once a device.");
 
 static PyObject *
 module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {.function = "prefetch",
-                                             .names = call_names,
-                                             .required = 2,
-                                             .positional = 2,
-                                             .total = MM_CALL_ARGC};
+    static mm_signature signature = {.doc = prefetch_doc};
     PyObject *argv[MM_CALL_ARGC];
 
-    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
                : mm_call_targets(mm_module_state(module), MM_PREFETCH, argv);
 }
+
+PyDoc_STRVAR(
+    discard_doc,
+    "discard(targets, *, stream=None, dispatch='auto', unsupported='raise')\n--\n\n"
+    "Discard contents, in stream order, so that they need not be moved.\n"
+    "\n"
+    "The contents are undefined until they are written; write only after a prefetch or\n"
+    "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
+    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
+    "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
+    "needs pageable_memory_access of every device.\n"
+    "\n"
+    "unsupported=\"skip\" passes over memory that is not managed and targets without a whole page; and over\n"
+    "all targets before CUDA 13.0, or if a device lacks concurrent_managed_access. The result is then the\n"
+    "number of targets that were passed over, else None.\n"
+    "\n"
+    "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
+    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver:\n"
+    "cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 static PyObject *
 module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { DISCARD_TARGETS, DISCARD_STREAM, DISCARD_DISPATCH, DISCARD_UNSUPPORTED, ARGC };
-    static const char *const names[] = {[DISCARD_TARGETS] = "targets",
-                                        [DISCARD_STREAM] = "stream",
-                                        [DISCARD_DISPATCH] = "dispatch",
-                                        [DISCARD_UNSUPPORTED] = "unsupported"};
-    static const mm_parameters parameters = {
-        .function = "discard", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = discard_doc};
     PyObject *argv[ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     return mm_call_targets(
@@ -55,18 +91,30 @@ module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObje
                                    [MM_CALL_UNSUPPORTED] = argv[DISCARD_UNSUPPORTED]});
 }
 
+PyDoc_STRVAR(
+    discard_prefetch_doc,
+    "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None,\n"
+    "                 unsupported='raise')\n"
+    "--\n\n"
+    "Discard contents and populate the pages at a location, in stream order.\n"
+    "\n"
+    "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
+    "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
+    "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
+    "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
+    "so those before a failure are discarded. Parameters, result and errors as for prefetch() and\n"
+    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), also where they could\n"
+    "be prefetched.\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
+
 static PyObject *
 module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
                         PyObject *kwnames)
 {
-    static const mm_parameters parameters = {.function = "discard_prefetch",
-                                             .names = call_names,
-                                             .required = 2,
-                                             .positional = 2,
-                                             .total = MM_CALL_ARGC};
+    static mm_signature signature = {.doc = discard_prefetch_doc};
     PyObject *argv[MM_CALL_ARGC];
 
-    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
                : mm_call_targets(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
@@ -134,132 +182,6 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
     return 0;
 }
 
-static PyObject *
-module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    enum { ADVISE_TARGETS, ADVICE, ADVISE_LOCATION, ADVISE_UNSUPPORTED, ARGC };
-    static const char *const names[] = {[ADVISE_TARGETS] = "targets",
-                                        [ADVICE] = "advice",
-                                        [ADVISE_LOCATION] = "location",
-                                        [ADVISE_UNSUPPORTED] = "unsupported"};
-    static const mm_parameters parameters = {
-        .function = "advise", .names = names, .required = 2, .positional = 3, .total = ARGC};
-    mm_state *state = mm_module_state(module);
-    PyObject *argv[ARGC];
-    CUmem_advise advice;
-    mm_targets t;
-    mm_status st;
-    bool skips;
-    int rc;
-
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_unsupported(argv[ADVISE_UNSUPPORTED], &skips) < 0
-        || mm_targets_read_or_skip(state, argv[ADVISE_TARGETS], MM_ADVISE, skips, &t) < 0) {
-        return NULL;
-    }
-    if (read_advice(state, argv[ADVICE], &advice) < 0
-        || read_advice_locations(&t, argv[ADVISE_LOCATION], advice) < 0) {
-        mm_targets_release(&t);
-        return NULL;
-    }
-    rc = mm_targets_enter(&t, NULL, &st);
-    if (rc == 0) {
-        Py_BEGIN_ALLOW_THREADS
-        rc = skips ? mm_batch_advise_or_skip(t.cu, &t.batch, advice, &t.skipped, &st)
-                   : mm_batch_advise(t.cu, &t.batch, advice, &st);
-        mm_targets_leave(&t);
-        Py_END_ALLOW_THREADS
-    }
-    return mm_targets_result(&t, rc, &st);
-}
-
-MM_GUARD_ARRAYS static PyObject *
-module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    enum { SHAPE, DTYPE, NAME, POLICY, ARGC };
-    static const char *const names[ARGC] = {
-        [SHAPE] = "shape", [DTYPE] = "dtype", [NAME] = "name", [POLICY] = "policy"};
-    static const mm_parameters parameters = {
-        .function = "empty", .names = names, .required = 1, .positional = 2, .total = ARGC};
-    mm_state *state = mm_module_state(module);
-    Py_ssize_t shape[MM_MAX_DIMENSIONS];
-    PyObject *argv[ARGC];
-    const mm_policy *policy;
-    const char *name;
-    mm_layout layout;
-    size_t bytes;
-
-    if (nargs > 1 && PyLong_Check(args[1])) {
-        PyErr_Format(PyExc_TypeError,
-                     "empty() takes all lengths as one tuple, empty((%R, %R%s)): the second "
-                     "argument is the dtype",
-                     args[0], args[1], nargs > 2 ? ", ..." : "");
-        return NULL;
-    }
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
-        || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
-        || mm_read_name(argv[NAME], &name) < 0
-        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
-        return NULL;
-    }
-    return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, policy), name);
-}
-
-/* --- the driver ------------------------------------------------------------------------- */
-
-static PyObject *
-split_lines(const char *text)
-{
-    PyObject *whole = PyUnicode_DecodeFSDefault(text), *lines;
-
-    lines = whole ? PyUnicode_Splitlines(whole, 0) : NULL;
-    Py_XDECREF(whole);
-    return lines;
-}
-
-static PyObject *
-driver_info(PyObject *module, PyObject *Py_UNUSED(none))
-{
-    mm_driver *cu = mm_open(mm_module_state(module));
-    char tried[2048];
-
-    if (cu == NULL) {
-        return NULL;
-    }
-    mm_driver_tried(tried, sizeof tried);
-    return Py_BuildValue(
-        "{s:N,s:i,s:N,s:O,s:i,s:N}", "path", PyUnicode_DecodeFSDefault(cu->path), "version",
-        cu->version, "version_string",
-        PyUnicode_FromFormat("%d.%d", cu->version / 1000, cu->version % 1000 / 10), "emulated",
-        cu->emulated ? Py_True : Py_False, "device_count", cu->device_count, "tried",
-        split_lines(tried));
-}
-
-static PyObject *
-select_driver(PyObject *module, PyObject *name)
-{
-    PyObject *path;
-    const char *text;
-    mm_status st;
-    int rc;
-
-    if (!PyUnicode_Check(name)) {
-        PyErr_Format(PyExc_TypeError, "the driver's name must be a str, got %R", name);
-        return NULL;
-    }
-    if (!PyUnicode_FSConverter(name, &path)) {
-        return NULL;
-    }
-    text = PyBytes_AsString(path);
-    /* Waits while another thread opens a driver. */
-    Py_BEGIN_ALLOW_THREADS
-    rc = mm_driver_select(text, &st);
-    Py_END_ALLOW_THREADS
-    Py_DECREF(path);
-    return mm_none_or_raise(mm_module_state(module), rc, &st);
-}
-
 PyDoc_STRVAR(
     advise_doc,
     "advise(targets, advice, location=None, *, unsupported='raise')\n--\n\n"
@@ -294,73 +216,39 @@ PyDoc_STRVAR(
     "driver refuses. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAdvise, cuMemRangeGetAttribute, cuMemRangeGetAttributes, cuPointerGetAttributes.");
 
-PyDoc_STRVAR(
-    prefetch_doc,
-    "prefetch(targets, location, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n"
-    "--\n\n"
-    "Move memory to a location before it is used there, in stream order.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "targets : target or sequence of targets\n"
-    "    As for advise().\n"
-    "location : Device or Host, or an iterable with one for each target\n"
-    "    The destination of the pages.\n"
-    "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The stream to work in; None is the default stream.\n"
-    "dispatch : \"auto\", \"batch\" or \"loop\"\n"
-    "    How several targets reach the driver; \"auto\" chooses the fastest call for each.\n"
-    "defer : bool, optional\n"
-    "    True queues an empty host function in front, so that the call returns while the stream does\n"
-    "    the work; None does so for large prefetches.\n"
-    "unsupported : \"raise\" or \"skip\"\n"
-    "    \"skip\" passes over the targets that cannot be prefetched here: memory that is not managed, and\n"
-    "    prefetches that the driver refuses because a device lacks concurrent_managed_access. With\n"
-    "    dispatch=\"batch\" all targets, where there is no batch call.\n"
-    "\n"
-    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
-    "\n"
-    "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
-    "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
-    "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
-    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; releases the GIL.\n"
-    "A device that the process has not used gets its primary context, without which nothing would move.\n"
-    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync; cuDevicePrimaryCtxRetain once a device.");
+static PyObject *
+module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { ADVISE_TARGETS, ADVICE, ADVISE_LOCATION, ADVISE_UNSUPPORTED, ARGC };
+    static mm_signature signature = {.doc = advise_doc};
+    mm_state *state = mm_module_state(module);
+    PyObject *argv[ARGC];
+    CUmem_advise advice;
+    mm_targets t;
+    mm_status st;
+    bool skips;
+    int rc;
 
-PyDoc_STRVAR(
-    discard_doc,
-    "discard(targets, *, stream=None, dispatch='auto', unsupported='raise')\n--\n\n"
-    "Discard contents, in stream order, so that they need not be moved.\n"
-    "\n"
-    "The contents are undefined until they are written; write only after a prefetch or\n"
-    "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
-    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
-    "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
-    "needs pageable_memory_access of every device.\n"
-    "\n"
-    "unsupported=\"skip\" passes over memory that is not managed and targets without a whole page; and over\n"
-    "all targets before CUDA 13.0, or if a device lacks concurrent_managed_access. The result is then the\n"
-    "number of targets that were passed over, else None.\n"
-    "\n"
-    "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
-    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver:\n"
-    "cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
-
-PyDoc_STRVAR(
-    discard_prefetch_doc,
-    "discard_prefetch(targets, location, *, stream=None, dispatch='auto', defer=None,\n"
-    "                 unsupported='raise')\n"
-    "--\n\n"
-    "Discard contents and populate the pages at a location, in stream order.\n"
-    "\n"
-    "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
-    "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
-    "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
-    "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
-    "so those before a failure are discarded. Parameters, result and errors as for prefetch() and\n"
-    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), also where they could\n"
-    "be prefetched.\n"
-    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_read_unsupported(argv[ADVISE_UNSUPPORTED], &skips) < 0
+        || mm_targets_read_or_skip(state, argv[ADVISE_TARGETS], MM_ADVISE, skips, &t) < 0) {
+        return NULL;
+    }
+    if (read_advice(state, argv[ADVICE], &advice) < 0
+        || read_advice_locations(&t, argv[ADVISE_LOCATION], advice) < 0) {
+        mm_targets_release(&t);
+        return NULL;
+    }
+    rc = mm_targets_enter(&t, NULL, &st);
+    if (rc == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        rc = skips ? mm_batch_advise_or_skip(t.cu, &t.batch, advice, &t.skipped, &st)
+                   : mm_batch_advise(t.cu, &t.batch, advice, &st);
+        mm_targets_leave(&t);
+        Py_END_ALLOW_THREADS
+    }
+    return mm_targets_result(&t, rc, &st);
+}
 
 PyDoc_STRVAR(
     empty_doc,
@@ -383,6 +271,48 @@ PyDoc_STRVAR(
     "that the driver refuses; the memory is then freed. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes.");
 
+MM_GUARD_ARRAYS static PyObject *
+module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { SHAPE, DTYPE, NAME, POLICY, ARGC };
+    static mm_signature signature = {.doc = empty_doc};
+    mm_state *state = mm_module_state(module);
+    Py_ssize_t shape[MM_MAX_DIMENSIONS];
+    PyObject *argv[ARGC];
+    const mm_policy *policy;
+    const char *name;
+    mm_layout layout;
+    size_t bytes;
+
+    if (nargs > 1 && PyLong_Check(args[1])) {
+        PyErr_Format(PyExc_TypeError,
+                     "empty() takes all lengths as one tuple, empty((%R, %R%s)): the second "
+                     "argument is the dtype",
+                     args[0], args[1], nargs > 2 ? ", ..." : "");
+        return NULL;
+    }
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
+        || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
+        || mm_read_name(argv[NAME], &name) < 0
+        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
+        return NULL;
+    }
+    return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, policy), name);
+}
+
+/* --- the driver ------------------------------------------------------------------------- */
+
+static PyObject *
+split_lines(const char *text)
+{
+    PyObject *whole = PyUnicode_DecodeFSDefault(text), *lines;
+
+    lines = whole ? PyUnicode_Splitlines(whole, 0) : NULL;
+    Py_XDECREF(whole);
+    return lines;
+}
+
 PyDoc_STRVAR(
     driver_info_doc,
     "_driver_info()\n--\n\n"
@@ -392,19 +322,51 @@ PyDoc_STRVAR(
     "device_count (int), tried (list of str: each attempt to open a driver, with its result). Raises\n"
     "DriverNotFoundError or DriverTooOldError.");
 
+static PyObject *
+driver_info(PyObject *module, PyObject *Py_UNUSED(none))
+{
+    mm_driver *cu = mm_open(mm_module_state(module));
+    char tried[2048];
+
+    if (cu == NULL) {
+        return NULL;
+    }
+    mm_driver_tried(tried, sizeof tried);
+    return Py_BuildValue(
+        "{s:N,s:i,s:N,s:O,s:i,s:N}", "path", PyUnicode_DecodeFSDefault(cu->path), "version",
+        cu->version, "version_string",
+        PyUnicode_FromFormat("%d.%d", cu->version / 1000, cu->version % 1000 / 10), "emulated",
+        cu->emulated ? Py_True : Py_False, "device_count", cu->device_count, "tried",
+        split_lines(tried));
+}
+
 PyDoc_STRVAR(select_driver_doc,
              "_select_driver(name, /)\n--\n\n"
              "Choose the driver before its first use: \"cuda\", \"emulator\" or a path.");
 
-PyDoc_STRVAR(
-    register_preset_doc,
-    "_register_preset(preferred_location, accessed_by, read_mostly, own_device)\n--\n\n"
-    "Names of the exported functions that allocate with this advice and free.\n"
-    "\n"
-    "With own_device, each block prefers, and is accessed by, the device it is allocated for. A page\n"
-    "is allocated and advised as a trial. Equal presets have one function, for the life of the\n"
-    "process. Raises TypeError and ValueError for bad arguments, CUDAError for advice that the driver\n"
-    "refuses, RuntimeError when no function is left.");
+static PyObject *
+select_driver(PyObject *module, PyObject *name)
+{
+    PyObject *path;
+    const char *text;
+    mm_status st;
+    int rc;
+
+    if (!PyUnicode_Check(name)) {
+        PyErr_Format(PyExc_TypeError, "the driver's name must be a str, got %R", name);
+        return NULL;
+    }
+    if (!PyUnicode_FSConverter(name, &path)) {
+        return NULL;
+    }
+    text = PyBytes_AsString(path);
+    /* Waits while another thread opens a driver. */
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_driver_select(text, &st);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(path);
+    return mm_none_or_raise(mm_module_state(module), rc, &st);
+}
 
 PyMethodDef mm_functions[] = {
     MM_METHOD("advise", module_advise, advise_doc),
@@ -415,11 +377,8 @@ PyMethodDef mm_functions[] = {
     MM_METHOD("empty", module_empty, empty_doc),
     {"_driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
-    MM_METHOD("_register_preset", mm_register_preset, register_preset_doc),
-    MM_POSITIONAL_METHOD(
-        "_synchronize", mm_synchronize,
-        "_synchronize(buffer, stream, to_host, /)\n--\n\n"
-        "Wait for a stream; with to_host, after a prefetch of the buffer to the host."),
+    MM_METHOD("_register_preset", mm_register_preset, mm_register_preset_doc),
+    MM_POSITIONAL_METHOD("_synchronize", mm_synchronize, mm_synchronize_doc),
     {"_results_usage", mm_results_usage, METH_NOARGS, mm_results_usage_doc},
     {"_results_limit", mm_results_limit, METH_O, mm_results_limit_doc},
     {"_results_trim", mm_results_trim, METH_O, mm_results_trim_doc},
