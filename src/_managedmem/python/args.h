@@ -1,4 +1,4 @@
-/* args.h: reading arguments. Everything here may run Python code, so it comes before any buffer is
+/* args.h: reading the values of arguments. Everything here may run Python code, so it comes before any buffer is
  * entered. Functions return 0, or -1 with an exception that names the function and the
  * argument. */
 #ifndef MM_ARGS_H
@@ -7,29 +7,6 @@
 #include "../memory/dispatch.h"
 #include "errors.h"
 #include "signature.h"
-
-/* A function's parameters: the first `positional` can be passed by position, all of them by name,
- * except those named "". Initialise with designators, and from three parameters on index by a local
- * enum:
- *
- *     enum { TARGETS, LOCATION, STREAM, ARGC };
- *     static const char *const names[ARGC] = {
- *         [TARGETS] = "targets", [LOCATION] = "location", [STREAM] = "stream"};
- *     static const mm_parameters parameters = {
- *         .function = "prefetch", .names = names, .required = 2, .positional = 2, .total = ARGC};
- *     PyObject *argv[ARGC]; */
-typedef struct {
-    const char *function;
-    const char *const *names;
-    int required, positional, total;
-} mm_parameters;
-
-/* Stores the arguments of a FASTCALL|KEYWORDS method in argv, borrowed; NULL for missing ones. */
-int mm_args(const mm_parameters *p, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-            PyObject **argv);
-
-/* The same for the tuple and dict of a constructor. */
-int mm_args_new(const mm_parameters *p, PyObject *args, PyObject *kwargs, PyObject **argv);
 
 /* Reads an int that is not a bool. Raises `error` for other objects; messages call the value
  * `name`. */

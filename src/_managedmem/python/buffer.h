@@ -229,7 +229,7 @@ int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
 int mm_buffer_clear(PyObject *op);
 void mm_buffer_finalize(PyObject *op);
 void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
-extern const char mm_buffer_close_doc[], mm_set_deallocation_stream_doc[];
+extern const char mm_buffer_close_doc[], mm_buffer_exit_doc[], mm_set_deallocation_stream_doc[];
 
 /* --- buffer_name.c ---------------------------------------------------------------------- */
 

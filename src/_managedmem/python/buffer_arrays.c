@@ -126,15 +126,22 @@ array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
     return array;
 }
 
+const char mm_buffer_array_doc[] =
+    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
+    "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
+    "\n"
+    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
+    "closed, BufferError for memory that the host cannot reach. Waits for no stream. Safe from every\n"
+    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
+
 PyObject *
 mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"dtype", "copy"};
-    static const mm_parameters parameters = {
-        .function = "__array__", .names = names, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = mm_buffer_array_doc};
     PyObject *argv[2], *numpy, *array;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || (numpy = import_numpy()) == NULL) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || (numpy = import_numpy()) == NULL) {
         return NULL;
     }
     array = array_of_view(op, numpy, argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
@@ -166,17 +173,41 @@ make_array(mm_buffer *b, PyObject *numpy, PyObject *stream_object, bool copy)
     return array;
 }
 
+const char mm_numpy_doc[] =
+    "numpy($self, /, stream=None, *, copy=False)\n--\n\n"
+    "The buffer as a NumPy array, ready to read.\n"
+    "\n"
+    "Prefetches the pages to the host behind the work on the stream, waits for both, and returns an\n"
+    "ndarray over the same memory: no copy, writable, of the buffer's dtype and shape. Does not wait for\n"
+    "other streams. While the array or a view of it lives, close() raises BufferError. For wrapped host\n"
+    "memory that is not managed the call only waits for the stream.\n"
+    "\n"
+    "copy=True returns a complete copy, which does not keep the buffer open. A managed buffer of 64 KiB or\n"
+    "more is copied by the device to page-locked memory of managedmem.result_cache, or to ordinary memory\n"
+    "where that cannot be had. Its pages on the device stay there; pages on the host move to the device,\n"
+    "unless the host is their preferred location. Smaller buffers move to the host, which copies them.\n"
+    "The memory is used again when the array and its views have died: keep them\n"
+    "until work of other libraries that uses them on a device is done. A forked child that touches them\n"
+    "ends with SIGSEGV.\n"
+    "\n"
+    "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
+    "during the work of a device ends the process. The call then waits for the stream, the current device\n"
+    "and every device that this library has used; do not use the array while a device works again.\n"
+    "\n"
+    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
+    "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
+    "while the stream captures a graph, which stays intact. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemPrefetchAsync, cuStreamSynchronize; cuMemcpyAsync and cuMemHostAlloc for a copy.";
+
 PyObject *
 mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream", "copy"};
-    static const mm_parameters parameters = {
-        .function = "numpy", .names = names, .positional = 1, .total = 2};
+    static mm_signature signature = {.doc = mm_numpy_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[2], *numpy, *array;
     bool copy = false;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || (argv[1] != NULL && mm_read_flag(b->state, argv[1], "copy", &copy) < 0)
         || mm_buffer_check_open(b) < 0) {
         return NULL;
@@ -238,18 +269,13 @@ PyObject *
 mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     enum { BUFFER, STREAM, TO_HOST, ARGC };
-    static const char *const names[] = {[BUFFER] = "", [STREAM] = "", [TO_HOST] = ""};
-    static const mm_parameters parameters = {.function = "_synchronize",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = mm_synchronize_doc};
     mm_state *state = mm_module_state(module);
     PyObject *argv[ARGC];
     bool to_host;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, NULL, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, NULL, argv) < 0
         || mm_read_flag(state, argv[TO_HOST], "to_host", &to_host) < 0) {
         return NULL;
     }
@@ -283,62 +309,6 @@ call_arrays_module(PyObject *op, const char *function, PyObject *device, PyObjec
     return array;
 }
 
-PyObject *
-mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"device", "stream"};
-    static const mm_parameters parameters = {
-        .function = "torch", .names = names, .positional = 1, .total = 2};
-    PyObject *argv[2];
-
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return call_arrays_module(op, "to_torch", argv[0] ? argv[0] : Py_None,
-                              argv[1] ? argv[1] : Py_None);
-}
-
-PyObject *
-mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {.function = "cupy", .names = names, .total = 1};
-    PyObject *argv[1];
-
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
-        return NULL;
-    }
-    return call_arrays_module(op, "to_cupy", NULL, argv[0] ? argv[0] : Py_None);
-}
-
-/* --- docstrings ------------------------------------------------------------------------- */
-
-const char mm_numpy_doc[] =
-    "numpy($self, /, stream=None, *, copy=False)\n--\n\n"
-    "The buffer as a NumPy array, ready to read.\n"
-    "\n"
-    "Prefetches the pages to the host behind the work on the stream, waits for both, and returns an\n"
-    "ndarray over the same memory: no copy, writable, of the buffer's dtype and shape. Does not wait for\n"
-    "other streams. While the array or a view of it lives, close() raises BufferError. For wrapped host\n"
-    "memory that is not managed the call only waits for the stream.\n"
-    "\n"
-    "copy=True returns a complete copy, which does not keep the buffer open. A managed buffer of 64 KiB or\n"
-    "more is copied by the device to page-locked memory of managedmem.result_cache, or to ordinary memory\n"
-    "where that cannot be had. Its pages on the device stay there; pages on the host move to the device,\n"
-    "unless the host is their preferred location. Smaller buffers move to the host, which copies them.\n"
-    "The memory is used again when the array and its views have died: keep them\n"
-    "until work of other libraries that uses them on a device is done. A forked child that touches them\n"
-    "ends with SIGSEGV.\n"
-    "\n"
-    "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
-    "during the work of a device ends the process. The call then waits for the stream, the current device\n"
-    "and every device that this library has used; do not use the array while a device works again.\n"
-    "\n"
-    "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
-    "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
-    "while the stream captures a graph, which stays intact. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemPrefetchAsync, cuStreamSynchronize; cuMemcpyAsync and cuMemHostAlloc for a copy.";
-
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"
     "The buffer as a torch tensor over the same memory, of its dtype and shape.\n"
@@ -361,6 +331,19 @@ const char mm_torch_doc[] =
     "memory, CUDAError as numpy() does. Safe from every thread. Driver: cuMemPrefetchAsync,\n"
     "cuStreamSynchronize.";
 
+PyObject *
+mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static mm_signature signature = {.doc = mm_torch_doc};
+    PyObject *argv[2];
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    return call_arrays_module(op, "to_torch", argv[0] ? argv[0] : Py_None,
+                              argv[1] ? argv[1] : Py_None);
+}
+
 const char mm_cupy_doc[] =
     "cupy($self, /, *, stream=None)\n--\n\n"
     "The buffer as a CuPy array over the same memory, of its dtype and shape. It is on CuPy's current\n"
@@ -377,10 +360,14 @@ const char mm_cupy_doc[] =
     "Raises ImportError without CuPy, RuntimeError when closed, or with the emulated driver, CUDAError\n"
     "while the stream captures a graph. Safe from every thread. Driver: cuStreamSynchronize.";
 
-const char mm_buffer_array_doc[] =
-    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
-    "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
-    "\n"
-    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
-    "closed, BufferError for memory that the host cannot reach. Waits for no stream. Safe from every\n"
-    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
+PyObject *
+mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static mm_signature signature = {.doc = mm_cupy_doc};
+    PyObject *argv[1];
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    return call_arrays_module(op, "to_cupy", NULL, argv[0] ? argv[0] : Py_None);
+}

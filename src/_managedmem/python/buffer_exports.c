@@ -571,16 +571,24 @@ export_capsule(mm_buffer *b, mm_driver *cu, PyObject *requested, dlpack_request 
     return capsule;
 }
 
+const char mm_buffer_dlpack_doc[] =
+    "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
+    "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
+    "another.\n"
+    "\n"
+    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed\n"
+    "or pinned memory as CPU memory, (2, n) as memory of device n, for consumers that know\n"
+    "neither. copy=True exports a new buffer. stream is the consumer's: its later work comes after\n"
+    "the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
+    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory\n"
+    "cannot be exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
+    "memory.";
+
 PyObject *
 mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { STREAM, MAX_VERSION, DEVICE, COPY, ARGC };
-    static const char *const names[] = {[STREAM] = "stream",
-                                        [MAX_VERSION] = "max_version",
-                                        [DEVICE] = "dl_device",
-                                        [COPY] = "copy"};
-    static const mm_parameters parameters = {
-        .function = "__dlpack__", .names = names, .total = ARGC};
+    static mm_signature signature = {.doc = mm_buffer_dlpack_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC], *source, *capsule;
     dlpack_request request = {0};
@@ -588,7 +596,7 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_driver *cu;
     bool reached;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_max_version(argv[MAX_VERSION], &request.versioned) < 0
         || mm_buffer_check_open(b) < 0 || (cu = mm_open(b->state)) == NULL
         || find_dlpack_device(b, &request.device, &reached) < 0) {
@@ -606,6 +614,14 @@ mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     return capsule;
 }
 
+const char mm_buffer_dlpack_device_doc[] =
+    "__dlpack_device__($self, /)\n--\n\n"
+    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, (3, 0) for wrapped host\n"
+    "memory that CUDA has pinned, (1, 0) for other host memory.\n"
+    "\n"
+    "Raises RuntimeError when closed. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
+    "memory.";
+
 PyObject *
 mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -616,24 +632,3 @@ mm_buffer_dlpack_device(PyObject *op, PyObject *Py_UNUSED(none))
                ? NULL
                : Py_BuildValue("(ii)", (int)device.device_type, (int)device.device_id);
 }
-
-const char mm_buffer_dlpack_doc[] =
-    "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
-    "another.\n"
-    "\n"
-    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed\n"
-    "or pinned memory as CPU memory, (2, n) as memory of device n, for consumers that know\n"
-    "neither. copy=True exports a new buffer. stream is the consumer's: its later work comes after\n"
-    "the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
-    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory\n"
-    "cannot be exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
-    "memory.";
-
-const char mm_buffer_dlpack_device_doc[] =
-    "__dlpack_device__($self, /)\n--\n\n"
-    "(13, 0) for CUDA managed memory, (2, ordinal) for memory of a device, (3, 0) for wrapped host\n"
-    "memory that CUDA has pinned, (1, 0) for other host memory.\n"
-    "\n"
-    "Raises RuntimeError when closed. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
-    "memory.";

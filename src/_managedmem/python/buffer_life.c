@@ -383,17 +383,30 @@ add_notebook_hint(PyObject *op)
     Py_XDECREF(raised.traceback);
 }
 
+const char mm_buffer_close_doc[] =
+    "close($self, /, stream=None)\n--\n\n"
+    "Free the memory. Closing a second time does nothing.\n"
+    "\n"
+    "Waits for work that uses the memory and, with a stream, for all work queued there. Memory of a pool\n"
+    "is freed without waiting, in the order of the stream; without one, in the order of the stream of the\n"
+    "allocation. Releases the owner, the memory resource and the parent of a view. Closing a view ends\n"
+    "only that view.\n"
+    "\n"
+    "After these errors the buffer stays open and can be closed again: BufferError while a memoryview,\n"
+    "NumPy array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures\n"
+    "a graph, and inside a host function; any exception of mr.deallocate(). After any other CUDAError the\n"
+    "buffer counts as closed. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemFree, cuMemFreeAsync, cuStreamSynchronize.";
+
 PyObject *
 mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"stream"};
-    static const mm_parameters parameters = {
-        .function = "close", .names = names, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = mm_buffer_close_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[1];
     int rc = 0;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     if (b->is_view) {
@@ -407,6 +420,11 @@ mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     }
     Py_RETURN_NONE;
 }
+
+const char mm_buffer_exit_doc[] =
+    "__exit__($self, /, *exception)\n--\n\n"
+    "Close the buffer. If an exception leaves the block while exports live, the exception propagates,\n"
+    "the buffer stays open, and its memory is freed with the last export.";
 
 /* A BufferError about exports must not hide an exception that leaves the block: the frames of that
  * exception may hold the exports, and the last export frees the memory. */
@@ -500,6 +518,17 @@ check_deallocation_stream(mm_buffer *root, PyObject *stream)
     return mm_stream_read(root->state, stream, &use);
 }
 
+const char mm_set_deallocation_stream_doc[] =
+    "set_deallocation_stream($self, stream, /)\n--\n\n"
+    "Set the stream that frees the memory when the buffer ends or is closed without a stream.\n"
+    "\n"
+    "Memory of a pool is freed in the order of the stream; for memory with mr= in from_handle(),\n"
+    "mr.deallocate() gets the stream. Managed memory without a pool is freed after all work on it, and\n"
+    "stream is only checked. The call does not wait: order the stream behind the work on the memory. A\n"
+    "view sets it for the whole buffer. Raises TypeError for None and objects that are not streams,\n"
+    "RuntimeError when closed, BufferError for pool memory with exports and a stream of another library.\n"
+    "Safe from every thread. Driver: none.";
+
 PyObject *
 mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
 {
@@ -530,29 +559,3 @@ mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream)
     }
     Py_RETURN_NONE;
 }
-
-const char mm_set_deallocation_stream_doc[] =
-    "set_deallocation_stream($self, stream, /)\n--\n\n"
-    "Set the stream that frees the memory when the buffer ends or is closed without a stream.\n"
-    "\n"
-    "Memory of a pool is freed in the order of the stream; for memory with mr= in from_handle(),\n"
-    "mr.deallocate() gets the stream. Managed memory without a pool is freed after all work on it, and\n"
-    "stream is only checked. The call does not wait: order the stream behind the work on the memory. A\n"
-    "view sets it for the whole buffer. Raises TypeError for None and objects that are not streams,\n"
-    "RuntimeError when closed, BufferError for pool memory with exports and a stream of another library.\n"
-    "Safe from every thread. Driver: none.";
-
-const char mm_buffer_close_doc[] =
-    "close($self, /, stream=None)\n--\n\n"
-    "Free the memory. Closing a second time does nothing.\n"
-    "\n"
-    "Waits for work that uses the memory and, with a stream, for all work queued there. Memory of a pool\n"
-    "is freed without waiting, in the order of the stream; without one, in the order of the stream of the\n"
-    "allocation. Releases the owner, the memory resource and the parent of a view. Closing a view ends\n"
-    "only that view.\n"
-    "\n"
-    "After these errors the buffer stays open and can be closed again: BufferError while a memoryview,\n"
-    "NumPy array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures\n"
-    "a graph, and inside a host function; any exception of mr.deallocate(). After any other CUDAError the\n"
-    "buffer counts as closed. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemFree, cuMemFreeAsync, cuStreamSynchronize.";

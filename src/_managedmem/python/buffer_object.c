@@ -20,6 +20,23 @@ buffer_class_state(PyTypeObject *type)
     return mm_type_state(type);
 }
 
+PyDoc_STRVAR(
+    buffer_doc,
+    "Managed memory: bytes that the host and every device can access at one address.\n"
+    "\n"
+    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
+    "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
+    "operations act on just their bytes, and they keep the memory alive. On an empty buffer operations\n"
+    "check their arguments and do nothing. A buffer ends with close(), a `with` block, or its last\n"
+    "reference.\n"
+    "\n"
+    "The host reads a result with buf.numpy(), which waits for the stream. memoryview(buf),\n"
+    "numpy.asarray(buf) and numpy.from_dlpack(buf) read and write without waiting. Devices use\n"
+    "__cuda_array_interface__ and DLPack. All of these share the memory without a copy.\n"
+    "\n"
+    "Every method can be called from every thread; closing in one thread while another uses the buffer\n"
+    "is safe.");
+
 static PyObject *
 buffer_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
@@ -28,6 +45,9 @@ buffer_new(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(args), PyObject *P
                     "ManagedMemoryResource().allocate() or ManagedBuffer.from_handle()");
     return NULL;
 }
+
+PyDoc_STRVAR(buffer_enter_block_doc,
+             "__enter__($self, /)\n--\n\nReturn the buffer; RuntimeError when closed.");
 
 static PyObject *
 buffer_enter_block(PyObject *op, PyObject *Py_UNUSED(none))
@@ -104,32 +124,56 @@ wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *ac
     return memory;
 }
 
-enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, NAME, FROM_HANDLE_ARGC };
-static const char *const from_handle_names[] = {
-    [PTR] = "ptr",     [SIZE] = "size",     [MR] = "mr",
-    [OWNER] = "owner", [STREAM] = "stream", [IS_HOST_ACCESSIBLE] = "is_host_accessible",
-    [NAME] = "name",
-};
-static const mm_parameters from_handle_parameters = {
-    .function = "from_handle",
-    .names = from_handle_names,
-    .required = 2,
-    .positional = 4,
-    .total = FROM_HANDLE_ARGC,
-};
+PyDoc_STRVAR(
+    buffer_from_handle_doc,
+    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None, name=None)\n"
+    "--\n\n"
+    "Wrap memory that exists already.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "ptr : int\n"
+    "    The address.\n"
+    "size : int\n"
+    "    The size in bytes. With size 0 the address may be 0.\n"
+    "mr : object, optional\n"
+    "    The resource that frees the memory: the end of the buffer calls\n"
+    "    mr.deallocate(ptr, size, stream=stream).\n"
+    "owner : object, optional\n"
+    "    An object to keep alive until the buffer is closed, or the buffer and its views are gone.\n"
+    "stream : stream, optional\n"
+    "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
+    "is_host_accessible : bool, optional\n"
+    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
+    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
+    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
+    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
+    "name : str, optional\n"
+    "    The name of the buffer, as ManagedBuffer.name has it.\n"
+    "\n"
+    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
+    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
+    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
+    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
+    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
+    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
+    "without mr, a bad address or name, or a size below 0; TypeError for mr without deallocate(). Safe\n"
+    "from every thread. Driver: none.");
 
 static PyObject *
 buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    enum { PTR, SIZE, MR, OWNER, STREAM, IS_HOST_ACCESSIBLE, NAME, ARGC };
+    static mm_signature signature = {.doc = buffer_from_handle_doc};
     mm_state *state = buffer_class_state((PyTypeObject *)type);
-    PyObject *argv[FROM_HANDLE_ARGC], *resource, *owner, *streams = NULL;
+    PyObject *argv[ARGC], *resource, *owner, *streams = NULL;
     mm_access access = {0};
     CUdeviceptr start;
     mm_memory *memory;
     const char *name;
     size_t size;
 
-    if (mm_args(&from_handle_parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0
         || mm_read_name(argv[NAME], &name) < 0) {
         return NULL;
@@ -344,22 +388,25 @@ buffer_get_ipc_descriptor(PyObject *op, void *Py_UNUSED(closure))
     return raise_no_ipc(mm_buffer_of(op)->state);
 }
 
+PyDoc_STRVAR(
+    buffer_from_ipc_descriptor_doc,
+    "from_ipc_descriptor(mr, ipc_descriptor, *, stream=None)\n--\n\n"
+    "Raises IPCNotSupportedError: the driver has no IPC for managed memory. Driver: none.");
+
 static PyObject *
 buffer_from_ipc_descriptor(PyObject *type, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
-    static const char *const names[] = {"mr", "ipc_descriptor", "stream"};
-    static const mm_parameters parameters = {.function = "from_ipc_descriptor",
-                                             .names = names,
-                                             .required = 2,
-                                             .positional = 2,
-                                             .total = 3};
+    static mm_signature signature = {.doc = buffer_from_ipc_descriptor_doc};
     PyObject *argv[3];
 
-    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
                : raise_no_ipc(buffer_class_state((PyTypeObject *)type));
 }
+
+PyDoc_STRVAR(buffer_reduce_doc,
+             "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled.");
 
 static PyObject *
 buffer_reduce(PyObject *op, PyObject *Py_UNUSED(none))
@@ -370,65 +417,10 @@ buffer_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- tables ----------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(
-    buffer_doc,
-    "Managed memory: bytes that the host and every device can access at one address.\n"
-    "\n"
-    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
-    "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
-    "operations act on just their bytes, and they keep the memory alive. On an empty buffer operations\n"
-    "check their arguments and do nothing. A buffer ends with close(), a `with` block, or its last\n"
-    "reference.\n"
-    "\n"
-    "The host reads a result with buf.numpy(), which waits for the stream. memoryview(buf),\n"
-    "numpy.asarray(buf) and numpy.from_dlpack(buf) read and write without waiting. Devices use\n"
-    "__cuda_array_interface__ and DLPack. All of these share the memory without a copy.\n"
-    "\n"
-    "Every method can be called from every thread; closing in one thread while another uses the buffer\n"
-    "is safe.");
-
-PyDoc_STRVAR(
-    buffer_from_handle_doc,
-    "from_handle(ptr, size, mr=None, owner=None, *, stream=None, is_host_accessible=None, name=None)\n"
-    "--\n\n"
-    "Wrap memory that exists already.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "ptr : int\n"
-    "    The address.\n"
-    "size : int\n"
-    "    The size in bytes. With size 0 the address may be 0.\n"
-    "mr : object, optional\n"
-    "    The resource that frees the memory: the end of the buffer calls\n"
-    "    mr.deallocate(ptr, size, stream=stream).\n"
-    "owner : object, optional\n"
-    "    An object to keep alive until the buffer is closed, or the buffer and its views are gone.\n"
-    "stream : stream, optional\n"
-    "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
-    "is_host_accessible : bool, optional\n"
-    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
-    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
-    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
-    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
-    "name : str, optional\n"
-    "    The name of the buffer, as ManagedBuffer.name has it.\n"
-    "\n"
-    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
-    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
-    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
-    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
-    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
-    "without mr, a bad address or name, or a size below 0; TypeError for mr without deallocate(). Safe\n"
-    "from every thread. Driver: none.");
-
 static PyMethodDef buffer_methods[] = {
     MM_CLASS_METHOD("from_handle", buffer_from_handle, buffer_from_handle_doc),
-    MM_CLASS_METHOD(
-        "from_ipc_descriptor", buffer_from_ipc_descriptor,
-        "from_ipc_descriptor(mr, ipc_descriptor, *, stream=None)\n--\n\n"
-        "Raises IPCNotSupportedError: the driver has no IPC for managed memory. Driver: none."),
+    MM_CLASS_METHOD("from_ipc_descriptor", buffer_from_ipc_descriptor,
+                    buffer_from_ipc_descriptor_doc),
     MM_METHOD("view", mm_buffer_view_method, mm_view_doc),
     MM_METHOD("range", mm_buffer_range, mm_range_doc),
     {"page_runs", mm_buffer_page_runs, METH_NOARGS, mm_page_runs_doc},
@@ -450,15 +442,9 @@ static PyMethodDef buffer_methods[] = {
     MM_METHOD("__array__", mm_buffer_array, mm_buffer_array_doc),
     MM_METHOD("__dlpack__", mm_buffer_dlpack, mm_buffer_dlpack_doc),
     {"__dlpack_device__", mm_buffer_dlpack_device, METH_NOARGS, mm_buffer_dlpack_device_doc},
-    {"__enter__", buffer_enter_block, METH_NOARGS,
-     "__enter__($self, /)\n--\n\nReturn the buffer; RuntimeError when closed."},
-    MM_POSITIONAL_METHOD(
-        "__exit__", mm_buffer_exit,
-        "__exit__($self, /, *exception)\n--\n\n"
-        "Close the buffer. If an exception leaves the block while exports live, the exception propagates,\n"
-        "the buffer stays open, and its memory is freed with the last export."),
-    {"__reduce__", buffer_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nRaises TypeError: memory cannot be pickled."},
+    {"__enter__", buffer_enter_block, METH_NOARGS, buffer_enter_block_doc},
+    MM_POSITIONAL_METHOD("__exit__", mm_buffer_exit, mm_buffer_exit_doc),
+    {"__reduce__", buffer_reduce, METH_NOARGS, buffer_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

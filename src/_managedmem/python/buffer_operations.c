@@ -25,16 +25,21 @@ call_targets(mm_buffer *b, mm_operation op, PyObject *location, PyObject *stream
                                                       [MM_CALL_UNSUPPORTED] = unsupported});
 }
 
+const char mm_prefetch_doc[] =
+    "prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
+    "Move the pages to a Device or Host before they are used there, in stream order.\n"
+    "\n"
+    "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
+    "the work; None does so for large buffers. With unsupported=\"skip\" the call returns 1, and does\n"
+    "nothing, if managedmem.prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.prefetch() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemPrefetchAsync.";
+
 PyObject *
 mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { LOCATION, STREAM, DEFER, UNSUPPORTED, ARGC };
-    static const char *const names[] = {[LOCATION] = "location",
-                                        [STREAM] = "stream",
-                                        [DEFER] = "defer",
-                                        [UNSUPPORTED] = "unsupported"};
-    static const mm_parameters parameters = {
-        .function = "prefetch", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = mm_prefetch_doc};
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation location;
     mm_buffer_use use;
@@ -44,7 +49,7 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     if (argv[UNSUPPORTED] != NULL) {
@@ -91,16 +96,24 @@ discard_buffer(mm_buffer *b, PyObject *stream_object, const CUmemLocation *locat
     return mm_none_or_raise(b->state, rc, &st);
 }
 
+const char mm_discard_doc[] =
+    "discard($self, *, stream=None, unsupported='raise')\n--\n\n"
+    "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
+    "\n"
+    "Acts on the whole pages inside the buffer. With unsupported=\"skip\" the call returns 1, and does\n"
+    "nothing, if managedmem.discard() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.discard() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemDiscardBatchAsync.";
+
 PyObject *
 mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { STREAM, UNSUPPORTED, ARGC };
-    static const char *const names[] = {[STREAM] = "stream", [UNSUPPORTED] = "unsupported"};
-    static const mm_parameters parameters = {.function = "discard", .names = names, .total = ARGC};
+    static mm_signature signature = {.doc = mm_discard_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     return argv[UNSUPPORTED] != NULL
@@ -108,26 +121,28 @@ mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
                : discard_buffer(b, argv[STREAM], NULL, MM_DEFER_NO);
 }
 
+const char mm_discard_prefetch_doc[] =
+    "discard_prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
+    "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
+    "\n"
+    "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
+    "first, with their contents. With unsupported=\"skip\" the call returns 1, and does nothing, if\n"
+    "managedmem.discard_prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
+    "Raises as managedmem.discard_prefetch() does. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
+
 PyObject *
 mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames)
 {
     enum { LOCATION, STREAM, DEFER, UNSUPPORTED, ARGC };
-    static const char *const names[] = {[LOCATION] = "location",
-                                        [STREAM] = "stream",
-                                        [DEFER] = "defer",
-                                        [UNSUPPORTED] = "unsupported"};
-    static const mm_parameters parameters = {.function = "discard_prefetch",
-                                             .names = names,
-                                             .required = 1,
-                                             .positional = 1,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = mm_discard_prefetch_doc};
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation location;
     PyObject *argv[ARGC];
     mm_defer defer;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     if (argv[UNSUPPORTED] != NULL) {
@@ -358,16 +373,30 @@ refuse_options(PyObject *options)
     return 0;
 }
 
+const char mm_copy_from_doc[] =
+    "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
+    "Copy the bytes of src into the buffer, in stream order.\n"
+    "\n"
+    "src is a ManagedBuffer, also of a pool or another device, or an object that shows its memory, as an\n"
+    "array of another library, a NumPy array or bytes do. It must be C-contiguous, of the same size in\n"
+    "bytes and, unless the dtype of the buffer has one byte, in the byte order of this machine, and must\n"
+    "not overlap the buffer unless both are the same range (else ValueError). A copy from system memory,\n"
+    "and from an array of numpy(copy=True), is complete when the call returns; other sources must live\n"
+    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
+    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
+    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
+    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
+    "when closed. Safe from every thread.\n"
+    "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
+
 PyObject *
 mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { SRC, STREAM, OPTIONS, ARGC };
-    static const char *const names[] = {[SRC] = "src", [STREAM] = "stream", [OPTIONS] = "options"};
-    static const mm_parameters parameters = {
-        .function = "copy_from", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = mm_copy_from_doc};
     PyObject *argv[ARGC];
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || refuse_options(argv[OPTIONS]) < 0) {
         return NULL;
     }
@@ -440,18 +469,27 @@ new_like(mm_buffer *b, PyObject *stream)
     return buffer;
 }
 
+const char mm_copy_to_doc[] =
+    "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
+    "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
+    "\n"
+    "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
+    "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
+    "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
+    "threads are the same. A copy to page-locked memory runs at the speed of the link. To an array of\n"
+    "numpy(copy=True) and to system memory it is complete when the call returns, to other memory when the\n"
+    "stream is. Driver: cuMemcpyAsync.";
+
 PyObject *
 mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { DST, STREAM, OPTIONS, ARGC };
-    static const char *const names[] = {[DST] = "dst", [STREAM] = "stream", [OPTIONS] = "options"};
-    static const mm_parameters parameters = {
-        .function = "copy_to", .names = names, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = mm_copy_to_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC], *dst, *done;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || refuse_options(argv[OPTIONS]) < 0
-        || mm_buffer_check_open(b) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || refuse_options(argv[OPTIONS]) < 0 || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
     dst = argv[DST] == NULL || argv[DST] == Py_None ? new_like(b, argv[STREAM])
@@ -488,6 +526,19 @@ mm_buffer_finished_copy(PyObject *op)
     }
     return copy;
 }
+
+const char mm_deepcopy_doc[] =
+    "__deepcopy__($self, memo, /)\n--\n\n"
+    "For copy.deepcopy(): the same as __copy__(), which copies the memory.";
+
+const char mm_copy_doc[] =
+    "__copy__($self, /)\n--\n\n"
+    "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
+    "\n"
+    "It is from the same resource; the copy of a view has only the view's bytes. Advice and owner are not\n"
+    "copied. The copy follows the work on the default stream and is complete when the call returns;\n"
+    "copy_to() copies in the order of a stream. Raises as copy_to() does. Safe from every thread.\n"
+    "Driver: cuMemcpyAsync, cuStreamSynchronize.";
 
 PyObject *
 mm_buffer_copy(PyObject *op, PyObject *Py_UNUSED(none_or_memo))
@@ -558,12 +609,18 @@ check_filled(PyObject *op, PyObject **held)
                : 0;
 }
 
+const char mm_fill_doc[] =
+    "fill($self, value, *, stream=None)\n--\n\n"
+    "Fill the buffer with a byte or a pattern, in stream order.\n"
+    "\n"
+    "value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
+    "(else ValueError). Raises RuntimeError when closed. Safe from every thread.\n"
+    "Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";
+
 PyObject *
 mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"value", "stream"};
-    static const mm_parameters parameters = {
-        .function = "fill", .names = names, .required = 1, .positional = 1, .total = 2};
+    static mm_signature signature = {.doc = mm_fill_doc};
     mm_buffer *b = mm_buffer_of(op);
     mm_stream_use stream;
     unsigned char pattern[4] = {0};
@@ -573,8 +630,8 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
-        || (!b->memory->owned && check_filled(op, &held) < 0)) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_buffer_check_open(b) < 0 || (!b->memory->owned && check_filled(op, &held) < 0)) {
         return NULL;
     }
     if (read_pattern(argv[0], b->size, pattern, &width) < 0
@@ -592,80 +649,3 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_XDECREF(held);
     return mm_none_or_raise(b->state, rc, &st);
 }
-
-const char mm_prefetch_doc[] =
-    "prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
-    "Move the pages to a Device or Host before they are used there, in stream order.\n"
-    "\n"
-    "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
-    "the work; None does so for large buffers. With unsupported=\"skip\" the call returns 1, and does\n"
-    "nothing, if managedmem.prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.prefetch() does. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemPrefetchAsync.";
-
-const char mm_discard_doc[] =
-    "discard($self, *, stream=None, unsupported='raise')\n--\n\n"
-    "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
-    "\n"
-    "Acts on the whole pages inside the buffer. With unsupported=\"skip\" the call returns 1, and does\n"
-    "nothing, if managedmem.discard() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.discard() does. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemDiscardBatchAsync.";
-
-const char mm_discard_prefetch_doc[] =
-    "discard_prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
-    "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
-    "\n"
-    "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
-    "first, with their contents. With unsupported=\"skip\" the call returns 1, and does nothing, if\n"
-    "managedmem.discard_prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.discard_prefetch() does. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
-
-const char mm_copy_from_doc[] =
-    "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
-    "Copy the bytes of src into the buffer, in stream order.\n"
-    "\n"
-    "src is a ManagedBuffer, also of a pool or another device, or an object that shows its memory, as an\n"
-    "array of another library, a NumPy array or bytes do. It must be C-contiguous, of the same size in\n"
-    "bytes and, unless the dtype of the buffer has one byte, in the byte order of this machine, and must\n"
-    "not overlap the buffer unless both are the same range (else ValueError). A copy from system memory,\n"
-    "and from an array of numpy(copy=True), is complete when the call returns; other sources must live\n"
-    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
-    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
-    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
-    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
-    "when closed. Safe from every thread.\n"
-    "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
-
-const char mm_copy_to_doc[] =
-    "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
-    "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
-    "\n"
-    "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
-    "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
-    "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
-    "threads are the same. A copy to page-locked memory runs at the speed of the link. To an array of\n"
-    "numpy(copy=True) and to system memory it is complete when the call returns, to other memory when the\n"
-    "stream is. Driver: cuMemcpyAsync.";
-
-const char mm_copy_doc[] =
-    "__copy__($self, /)\n--\n\n"
-    "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
-    "\n"
-    "It is from the same resource; the copy of a view has only the view's bytes. Advice and owner are not\n"
-    "copied. The copy follows the work on the default stream and is complete when the call returns;\n"
-    "copy_to() copies in the order of a stream. Raises as copy_to() does. Safe from every thread.\n"
-    "Driver: cuMemcpyAsync, cuStreamSynchronize.";
-
-const char mm_deepcopy_doc[] =
-    "__deepcopy__($self, memo, /)\n--\n\n"
-    "For copy.deepcopy(): the same as __copy__(), which copies the memory.";
-
-const char mm_fill_doc[] =
-    "fill($self, value, *, stream=None)\n--\n\n"
-    "Fill the buffer with a byte or a pattern, in stream order.\n"
-    "\n"
-    "value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
-    "(else ValueError). Raises RuntimeError when closed. Safe from every thread.\n"
-    "Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";

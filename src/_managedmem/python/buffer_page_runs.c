@@ -37,6 +37,20 @@ page_run_records(mm_buffer *b, const mm_page_runs *runs)
     return all;
 }
 
+const char mm_page_runs_doc[] =
+    "page_runs($self, /)\n--\n\n"
+    "The buffer as runs of pages with the same advice and the same last prefetch.\n"
+    "\n"
+    "The properties describe all pages at once: where pages differ they read as unset. page_runs()\n"
+    "returns the state of each part: a tuple of PageRun, in order, without gaps, for the whole buffer.\n"
+    "Runs end at page boundaries; neighbours always differ.\n"
+    "\n"
+    "Queries the driver once for each page (64 MiB in pages of 4 KiB: 16,384 queries, 1 to 3 ms), because\n"
+    "only the answer for a single page distinguishes \"not set\" from \"not the same\". Pages that another\n"
+    "thread advises during the call are read before or after that advice. Raises RuntimeError when closed,\n"
+    "ValueError if this is not managed memory. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemRangeGetAttributes.";
+
 PyObject *
 mm_buffer_page_runs(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -58,20 +72,6 @@ mm_buffer_page_runs(PyObject *op, PyObject *Py_UNUSED(none))
     mm_page_runs_free(&runs);
     return all;
 }
-
-const char mm_page_runs_doc[] =
-    "page_runs($self, /)\n--\n\n"
-    "The buffer as runs of pages with the same advice and the same last prefetch.\n"
-    "\n"
-    "The properties describe all pages at once: where pages differ they read as unset. page_runs()\n"
-    "returns the state of each part: a tuple of PageRun, in order, without gaps, for the whole buffer.\n"
-    "Runs end at page boundaries; neighbours always differ.\n"
-    "\n"
-    "Queries the driver once for each page (64 MiB in pages of 4 KiB: 16,384 queries, 1 to 3 ms), because\n"
-    "only the answer for a single page distinguishes \"not set\" from \"not the same\". Pages that another\n"
-    "thread advises during the call are read before or after that advice. Raises RuntimeError when closed,\n"
-    "ValueError if this is not managed memory. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemRangeGetAttributes.";
 
 static PyStructSequence_Field page_run_fields[] = {
     {"offset", "start of the run, in bytes from the start of the buffer"},

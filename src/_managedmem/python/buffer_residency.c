@@ -102,6 +102,24 @@ make_residency(mm_state *state, const mm_places *places, const mm_batch *ranges)
     return result;
 }
 
+const char mm_buffer_residency_doc[] =
+    "residency($self, /)\n--\n\n"
+    "Where the pages of the buffer are now, as far as that can be known.\n"
+    "\n"
+    "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
+    "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
+    "not report the device of a page. For pages that are not on the host, the destination of the last\n"
+    "prefetch is a hint; they can have moved since.\n"
+    "\n"
+    "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
+    "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
+    "the host can be on several NUMA nodes, up to 40 us.\n"
+    "\n"
+    "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
+    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not show it: without\n"
+    "concurrent_managed_access, and with direct_managed_mem_access_from_host. Safe from every thread;\n"
+    "releases the GIL. Driver: cuMemRangeGetAttributes.";
+
 PyObject *
 mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -126,12 +144,24 @@ mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
     return result;
 }
 
+const char mm_residency_doc[] =
+    "residency(targets)\n--\n\n"
+    "Where the pages of memory are now, as far as that can be known.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "targets : target or sequence of targets\n"
+    "    As for advise(), in managed memory.\n"
+    "\n"
+    "Returns one Residency. Of several targets it has the sums, and in parts the Residency of each; a\n"
+    "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
+    "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemRangeGetAttributes, cuPointerGetAttributes.";
+
 PyObject *
 mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets"};
-    static const mm_parameters parameters = {
-        .function = "residency", .names = names, .required = 1, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = mm_residency_doc};
     mm_state *state = mm_module_state(module);
     PyObject *argv[1], *result = NULL;
     mm_places places = {.range = NULL};
@@ -139,7 +169,7 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_targets_read(state, argv[0], MM_QUERY, &t) < 0) {
         return NULL;
     }
@@ -157,37 +187,3 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_targets_release(&t);
     return rc < 0 ? mm_raise(state, &st) : result;
 }
-
-/* --- docstrings ------------------------------------------------------------------------- */
-
-const char mm_buffer_residency_doc[] =
-    "residency($self, /)\n--\n\n"
-    "Where the pages of the buffer are now, as far as that can be known.\n"
-    "\n"
-    "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
-    "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
-    "not report the device of a page. For pages that are not on the host, the destination of the last\n"
-    "prefetch is a hint; they can have moved since.\n"
-    "\n"
-    "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
-    "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
-    "the host can be on several NUMA nodes, up to 40 us.\n"
-    "\n"
-    "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
-    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not show it: without\n"
-    "concurrent_managed_access, and with direct_managed_mem_access_from_host. Safe from every thread;\n"
-    "releases the GIL. Driver: cuMemRangeGetAttributes.";
-
-const char mm_residency_doc[] =
-    "residency(targets)\n--\n\n"
-    "Where the pages of memory are now, as far as that can be known.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "targets : target or sequence of targets\n"
-    "    As for advise(), in managed memory.\n"
-    "\n"
-    "Returns one Residency. Of several targets it has the sums, and in parts the Residency of each; a\n"
-    "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
-    "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemRangeGetAttributes, cuPointerGetAttributes.";

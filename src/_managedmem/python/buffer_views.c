@@ -126,19 +126,34 @@ check_view(const mm_buffer *b, const mm_layout *layout, PyObject *shape, size_t 
     return 0;
 }
 
+const char mm_view_doc[] =
+    "view($self, /, dtype=None, shape=None)\n--\n\n"
+    "The same bytes with another element type or shape.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "dtype : str, NumPy or torch dtype, Python type; optional\n"
+    "    The element type. None: the present one.\n"
+    "shape : int or sequence of int, optional\n"
+    "    The lengths of the axes. None: the present shape, or one axis with all elements if the dtype\n"
+    "    changes.\n"
+    "\n"
+    "The view keeps this buffer alive. Raises ValueError unless it has exactly the bytes of this buffer\n"
+    "and starts at a multiple of the item size, TypeError for an unknown dtype, RuntimeError when closed.\n"
+    "Safe from every thread. Driver: none.";
+
 MM_GUARD_ARRAYS PyObject *
 mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"dtype", "shape"};
-    static const mm_parameters parameters = {
-        .function = "view", .names = names, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = mm_view_doc};
     mm_buffer *b = mm_buffer_of(op);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     mm_layout layout = mm_buffer_layout(b);
     PyObject *argv[2];
     size_t bytes;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
     if (argv[0] != NULL
@@ -168,12 +183,25 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     return check_view(b, &layout, argv[1], bytes) < 0 ? NULL : mm_buffer_view(b, 0, &layout);
 }
 
+const char mm_range_doc[] =
+    "range($self, /, offset, nbytes)\n--\n\n"
+    "A part of the buffer, by bytes, as a buffer of uint8 over the same memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "offset : int\n"
+    "    The first byte, counted from the start of this buffer; dtype and shape do not matter.\n"
+    "nbytes : int\n"
+    "    The number of bytes, 0 or more.\n"
+    "\n"
+    "Operations act on just that range, advice and prefetch on all pages that it touches. The range\n"
+    "keeps this buffer alive. Raises ValueError unless it is inside the buffer, RuntimeError when closed.\n"
+    "Safe from every thread. Driver: none.";
+
 PyObject *
 mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"offset", "nbytes"};
-    static const mm_parameters parameters = {
-        .function = "range", .names = names, .required = 2, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = mm_range_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[2];
     Py_ssize_t length;
@@ -181,7 +209,8 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     long long offset;
     size_t nbytes;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0 || mm_buffer_check_open(b) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_buffer_check_open(b) < 0
         || mm_read_index(argv[0], "offset", PyExc_TypeError, &offset) < 0
         || mm_read_size(argv[1], "nbytes", &nbytes) < 0) {
         return NULL;
@@ -439,34 +468,3 @@ mm_buffer_get_ndim(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyLong_FromLong(mm_buffer_of(op)->dimensions);
 }
-
-const char mm_view_doc[] =
-    "view($self, /, dtype=None, shape=None)\n--\n\n"
-    "The same bytes with another element type or shape.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "dtype : str, NumPy or torch dtype, Python type; optional\n"
-    "    The element type. None: the present one.\n"
-    "shape : int or sequence of int, optional\n"
-    "    The lengths of the axes. None: the present shape, or one axis with all elements if the dtype\n"
-    "    changes.\n"
-    "\n"
-    "The view keeps this buffer alive. Raises ValueError unless it has exactly the bytes of this buffer\n"
-    "and starts at a multiple of the item size, TypeError for an unknown dtype, RuntimeError when closed.\n"
-    "Safe from every thread. Driver: none.";
-
-const char mm_range_doc[] =
-    "range($self, /, offset, nbytes)\n--\n\n"
-    "A part of the buffer, by bytes, as a buffer of uint8 over the same memory.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "offset : int\n"
-    "    The first byte, counted from the start of this buffer; dtype and shape do not matter.\n"
-    "nbytes : int\n"
-    "    The number of bytes, 0 or more.\n"
-    "\n"
-    "Operations act on just that range, advice and prefetch on all pages that it touches. The range\n"
-    "keeps this buffer alive. Raises ValueError unless it is inside the buffer, RuntimeError when closed.\n"
-    "Safe from every thread. Driver: none.";

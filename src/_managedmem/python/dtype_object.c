@@ -15,16 +15,32 @@ mm_dtype_object(mm_state *state, const mm_dtype *dtype)
     return Py_NewRef(PyTuple_GetItem(state->dtypes, dtype - mm_dtypes));
 }
 
+PyDoc_STRVAR(
+    dtype_doc,
+    "DType(dtype)\n"
+    "--\n"
+    "\n"
+    "The element type of a buffer: its name, a str such as \"float32\".\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "dtype : str, NumPy or torch dtype, Python type\n"
+    "    As for empty().\n"
+    "\n"
+    "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
+    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes like its name, so that a dict\n"
+    "finds it by the name only. Each type has one object, which every DType(...) of it returns.\n"
+    "\n"
+    "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
+
 static PyObject *
 dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"dtype"};
-    static const mm_parameters parameters = {
-        .function = "DType", .names = names, .required = 1, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = dtype_doc};
     const mm_dtype *dtype;
     PyObject *argv[1];
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
         || (dtype = mm_read_dtype(argv[0])) == NULL) {
         return NULL;
     }
@@ -72,6 +88,8 @@ dtype_hash(PyObject *op)
     return ((hashfunc)PyType_GetSlot(&PyUnicode_Type, Py_tp_hash))(op);
 }
 
+PyDoc_STRVAR(dtype_reduce_doc, "__reduce__($self, /)\n--\n\nFor pickle and copy.");
+
 static PyObject *
 dtype_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -80,26 +98,8 @@ dtype_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     return dtype ? Py_BuildValue("(O(s))", Py_TYPE(op), dtype->name) : NULL;
 }
 
-PyDoc_STRVAR(
-    dtype_doc,
-    "DType(dtype)\n"
-    "--\n"
-    "\n"
-    "The element type of a buffer: its name, a str such as \"float32\".\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "dtype : str, NumPy or torch dtype, Python type\n"
-    "    As for empty().\n"
-    "\n"
-    "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
-    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes like its name, so that a dict\n"
-    "finds it by the name only. Each type has one object, which every DType(...) of it returns.\n"
-    "\n"
-    "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
-
 static PyMethodDef dtype_methods[] = {
-    {"__reduce__", dtype_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
+    {"__reduce__", dtype_reduce, METH_NOARGS, dtype_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -26,19 +26,18 @@ open_frames_of(PyObject *op)
     return mm_open(mm_type_state(Py_TYPE(op))) == NULL ? NULL : frames_of(op);
 }
 
+PyDoc_STRVAR(
+    frames_doc,
+    "_Frames(device, nbytes, host_waits, is_managed=False)\n--\n\n"
+    "Frames on a device for parts of memory whose home is the host, or the places of parts of\n"
+    "managed memory. Safe from every thread; releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync,\n"
+    "cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
+
 static PyObject *
 frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     enum { DEVICE, NBYTES, HOST_WAITS, IS_MANAGED, ARGC };
-    static const char *const names[ARGC] = {[DEVICE] = "device",
-                                            [NBYTES] = "nbytes",
-                                            [HOST_WAITS] = "host_waits",
-                                            [IS_MANAGED] = "is_managed"};
-    static const mm_parameters parameters = {.function = "_Frames",
-                                             .names = names,
-                                             .required = IS_MANAGED,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = frames_doc};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC], *self;
     bool host_waits = false, is_managed = false;
@@ -47,7 +46,7 @@ frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     size_t size, device;
     mm_status st;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
         || mm_read_size(argv[DEVICE], "device", &device) < 0
         || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
         || mm_read_flag(state, argv[HOST_WAITS], "host_waits", &host_waits) < 0
@@ -100,14 +99,17 @@ read_part_access(PyObject *value, mm_part_access *out)
     return -1;
 }
 
+PyDoc_STRVAR(
+    frames_add_doc,
+    "add($self, /, home, nbytes, access, numbers=None)\n--\n\n"
+    "Add a part over memory that the caller keeps; returns its number, and appends it to\n"
+    "the list.");
+
 static PyObject *
 frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { HOME, NBYTES, ACCESS, NUMBERS, ARGC };
-    static const char *const names[ARGC] = {
-        [HOME] = "home", [NBYTES] = "nbytes", [ACCESS] = "access", [NUMBERS] = "numbers"};
-    static const mm_parameters parameters = {
-        .function = "add", .names = names, .required = NUMBERS, .positional = ARGC, .total = ARGC};
+    static mm_signature signature = {.doc = frames_add_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
     PyObject *argv[ARGC], *number;
@@ -118,7 +120,7 @@ frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     mm_status st;
     int rc;
 
-    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (frames == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_address_range(argv[HOME], argv[NBYTES], &home, &size) < 0
         || read_part_access(argv[ACCESS], &access) < 0) {
         return NULL;
@@ -196,24 +198,24 @@ bytes_of_targets(const mm_targets *t)
     return bytes;
 }
 
+PyDoc_STRVAR(
+    frames_add_targets_doc,
+    "add_targets($self, /, targets, access, numbers)\n--\n\n"
+    "Append the number of a part for each target that has bytes to the list, also before a\n"
+    "failure; returns their bytes and what keeps their memory.");
+
 static PyObject *
 frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { TARGETS, ACCESS, NUMBERS, ARGC };
-    static const char *const names[ARGC] = {
-        [TARGETS] = "targets", [ACCESS] = "access", [NUMBERS] = "numbers"};
-    static const mm_parameters parameters = {.function = "add_targets",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = frames_add_targets_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
     PyObject *argv[ARGC], *kept = NULL;
     mm_part_access access;
     mm_targets t;
 
-    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (frames == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_part_access(argv[ACCESS], &access) < 0
         || mm_targets_read(state, argv[TARGETS], access == MM_PART_SCRATCH ? MM_DISCARD : MM_QUERY,
                            &t)
@@ -305,6 +307,10 @@ remove_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, mm_stat
     return done;
 }
 
+PyDoc_STRVAR(frames_remove_doc,
+             "remove($self, parts, /)\n--\n\n"
+             "Take parts out that are not in use, and their numbers out of the list.");
+
 /* Removes the parts, and takes their numbers out of the list: a signal cannot come between. */
 static PyObject *
 frames_remove(PyObject *op, PyObject *value)
@@ -380,17 +386,19 @@ acquire_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, bool w
     return found;
 }
 
+PyDoc_STRVAR(
+    frames_acquire_doc,
+    "acquire($self, /, parts, writes, stream, held)\n--\n\n"
+    "The addresses of parts for work on the stream until release(), or 0 for those to be\n"
+    "used at home. Appends the numbers of the others to the list held; a signal is raised\n"
+    "before all of it or after it.");
+
 /* A signal comes before all of it or behind it. */
 static PyObject *
 frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { PARTS, WRITES, STREAM, HELD, ARGC };
-    static const char *const names[ARGC] = {"parts", "writes", "stream", "held"};
-    static const mm_parameters parameters = {.function = "acquire",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = frames_acquire_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
     PyObject *argv[ARGC], *found = NULL;
@@ -399,7 +407,7 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     Py_ssize_t count = 0;
     uint32_t *parts;
 
-    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (frames == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_flag(state, argv[WRITES], "writes", &writes) < 0
         || (parts = read_part_numbers(op, argv[PARTS], NULL, &count)) == NULL) {
         return NULL;
@@ -411,17 +419,18 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return found;
 }
 
+PyDoc_STRVAR(frames_release_doc,
+             "release($self, /, held, written, stream, goes_on)\n--\n\n"
+             "End the uses of parts, or let them go on, and copy written parts home. Takes the\n"
+             "numbers of those that are released out of the list. If that fails, a part stays in\n"
+             "its frame.");
+
 /* Takes the numbers of the uses that are ended out of the list. */
 static PyObject *
 frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { HELD, WRITTEN, STREAM, GOES_ON, ARGC };
-    static const char *const names[ARGC] = {"held", "written", "stream", "goes_on"};
-    static const mm_parameters parameters = {.function = "release",
-                                             .names = names,
-                                             .required = ARGC,
-                                             .positional = ARGC,
-                                             .total = ARGC};
+    static mm_signature signature = {.doc = frames_release_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
     bool written = false, goes_on = false;
@@ -432,7 +441,7 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_status st;
     int rc = 0;
 
-    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (frames == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_flag(state, argv[WRITTEN], "written", &written) < 0
         || mm_read_flag(state, argv[GOES_ON], "goes_on", &goes_on) < 0
         || (parts = read_part_numbers(op, argv[HELD], &in_graphs, &count)) == NULL) {
@@ -457,6 +466,9 @@ frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return mm_none_or_raise(state, rc, &st);
 }
 
+PyDoc_STRVAR(frames_has_doc,
+             "has($self, part, /)\n--\n\nTrue if the part is on the device or on its way there.");
+
 static PyObject *
 frames_has(PyObject *op, PyObject *value)
 {
@@ -472,6 +484,10 @@ frames_has(PyObject *op, PyObject *value)
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(present);
 }
+
+PyDoc_STRVAR(
+    frames_give_order_doc,
+    "give_order($self, parts, /)\n--\n\nExpect a round of uses; () lets the set learn it.");
 
 static PyObject *
 frames_give_order(PyObject *op, PyObject *value)
@@ -512,11 +528,19 @@ call_with_stream(PyObject *op, PyObject *value, int (*call)(mm_frames *, CUstrea
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(frames_settle_doc,
+             "settle($self, stream, /)\n--\n\nLet the stream follow all copies home so far.");
+
 static PyObject *
 frames_settle(PyObject *op, PyObject *value)
 {
     return call_with_stream(op, value, mm_frames_settle);
 }
+
+PyDoc_STRVAR(
+    frames_begin_round_doc,
+    "begin_round($self, stream, /)\n--\n\n"
+    "Forget all copies, and load parts ahead from now on, behind the work on the stream.");
 
 static PyObject *
 frames_begin_round(PyObject *op, PyObject *value)
@@ -541,17 +565,26 @@ call_alone(PyObject *op, int (*call)(mm_frames *, mm_status *))
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(frames_wait_doc, "wait($self, /)\n--\n\nWait for all copies home so far.");
+
 static PyObject *
 frames_wait(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return call_alone(op, mm_frames_wait);
 }
 
+PyDoc_STRVAR(
+    frames_synchronize_doc,
+    "synchronize($self, /)\n--\n\nWait for the device, unless a stream captures a graph.");
+
 static PyObject *
 frames_synchronize(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return call_alone(op, mm_frames_synchronize);
 }
+
+PyDoc_STRVAR(frames_end_round_doc,
+             "end_round($self, /)\n--\n\nLoad nothing ahead until the next round.");
 
 static PyObject *
 frames_end_round(PyObject *op, PyObject *Py_UNUSED(none))
@@ -567,12 +600,14 @@ frames_end_round(PyObject *op, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(frames_changed_doc,
+             "changed($self, /, part, stream)\n--\n\n"
+             "The stream has written the part at home: forget the copy of it.");
+
 static PyObject *
 frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"part", "stream"};
-    static const mm_parameters parameters = {
-        .function = "changed", .names = names, .required = 2, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = frames_changed_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_frames *frames = open_frames_of(op);
     mm_stream_use stream;
@@ -581,7 +616,7 @@ frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_status st;
     int rc;
 
-    if (frames == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (frames == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_part_number(op, argv[0], &part, NULL) < 0
         || mm_stream_read_and_enter(state, argv[1], &stream) < 0) {
         return NULL;
@@ -593,6 +628,9 @@ frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     return mm_none_or_raise(state, rc, &st);
 }
 
+PyDoc_STRVAR(frames_close_doc,
+             "close($self, /)\n--\n\nFree the frames after a wait for the device.");
+
 static PyObject *
 frames_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -601,6 +639,10 @@ frames_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(
+    frames_stats_doc,
+    "stats($self, /)\n--\n\nThe counters as a dict, and the text of the last failure or None.");
 
 static PyObject *
 frames_stats(PyObject *op, PyObject *Py_UNUSED(none))
@@ -629,60 +671,22 @@ frames_stats(PyObject *op, PyObject *Py_UNUSED(none))
         "failures", (unsigned long long)r.failures, text);
 }
 
-PyDoc_STRVAR(
-    frames_doc,
-    "_Frames(device, nbytes, host_waits, is_managed=False)\n--\n\n"
-    "Frames on a device for parts of memory whose home is the host, or the places of parts of\n"
-    "managed memory. Safe from every thread; releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync,\n"
-    "cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
-
 static PyMethodDef frames_methods[] = {
-    MM_METHOD(
-        "add", frames_add,
-        "add($self, /, home, nbytes, access, numbers=None)\n--\n\n"
-        "Add a part over memory that the caller keeps; returns its number, and appends it to\n"
-        "the list."),
-    MM_METHOD(
-        "add_targets", frames_add_targets,
-        "add_targets($self, /, targets, access, numbers)\n--\n\n"
-        "Append the number of a part for each target that has bytes to the list, also before a\n"
-        "failure; returns their bytes and what keeps their memory."),
-    {"remove", frames_remove, METH_O,
-     "remove($self, parts, /)\n--\n\n"
-     "Take parts out that are not in use, and their numbers out of the list."},
-    {"has", frames_has, METH_O,
-     "has($self, part, /)\n--\n\nTrue if the part is on the device or on its way there."},
-    {"give_order", frames_give_order, METH_O,
-     "give_order($self, parts, /)\n--\n\nExpect a round of uses; () lets the set learn it."},
-    MM_METHOD("changed", frames_changed,
-              "changed($self, /, part, stream)\n--\n\n"
-              "The stream has written the part at home: forget the copy of it."),
-    {"begin_round", frames_begin_round, METH_O,
-     "begin_round($self, stream, /)\n--\n\n"
-     "Forget all copies, and load parts ahead from now on, behind the work on the stream."},
-    {"end_round", frames_end_round, METH_NOARGS,
-     "end_round($self, /)\n--\n\nLoad nothing ahead until the next round."},
-    {"settle", frames_settle, METH_O,
-     "settle($self, stream, /)\n--\n\nLet the stream follow all copies home so far."},
-    {"wait", frames_wait, METH_NOARGS, "wait($self, /)\n--\n\nWait for all copies home so far."},
-    {"synchronize", frames_synchronize, METH_NOARGS,
-     "synchronize($self, /)\n--\n\nWait for the device, unless a stream captures a graph."},
-    MM_METHOD(
-        "acquire", frames_acquire,
-        "acquire($self, /, parts, writes, stream, held)\n--\n\n"
-        "The addresses of parts for work on the stream until release(), or 0 for those to be\n"
-        "used at home. Appends the numbers of the others to the list held; a signal is raised\n"
-        "before all of it or after it."),
-    MM_METHOD(
-        "release", frames_release,
-        "release($self, /, held, written, stream, goes_on)\n--\n\n"
-        "End the uses of parts, or let them go on, and copy written parts home. Takes the\n"
-        "numbers of those that are released out of the list. If that fails, a part stays in\n"
-        "its frame."),
-    {"stats", frames_stats, METH_NOARGS,
-     "stats($self, /)\n--\n\nThe counters as a dict, and the text of the last failure or None."},
-    {"close", frames_close, METH_NOARGS,
-     "close($self, /)\n--\n\nFree the frames after a wait for the device."},
+    MM_METHOD("add", frames_add, frames_add_doc),
+    MM_METHOD("add_targets", frames_add_targets, frames_add_targets_doc),
+    {"remove", frames_remove, METH_O, frames_remove_doc},
+    {"has", frames_has, METH_O, frames_has_doc},
+    {"give_order", frames_give_order, METH_O, frames_give_order_doc},
+    MM_METHOD("changed", frames_changed, frames_changed_doc),
+    {"begin_round", frames_begin_round, METH_O, frames_begin_round_doc},
+    {"end_round", frames_end_round, METH_NOARGS, frames_end_round_doc},
+    {"settle", frames_settle, METH_O, frames_settle_doc},
+    {"wait", frames_wait, METH_NOARGS, frames_wait_doc},
+    {"synchronize", frames_synchronize, METH_NOARGS, frames_synchronize_doc},
+    MM_METHOD("acquire", frames_acquire, frames_acquire_doc),
+    MM_METHOD("release", frames_release, frames_release_doc),
+    {"stats", frames_stats, METH_NOARGS, frames_stats_doc},
+    {"close", frames_close, METH_NOARGS, frames_close_doc},
     {NULL, NULL, 0, NULL},
 };
 

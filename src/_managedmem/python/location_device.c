@@ -30,18 +30,37 @@ read_device_id(mm_state *state, PyObject *value, CUmemLocation *out)
     return mm_read_location_id(state, value, true, out);
 }
 
+PyDoc_STRVAR(
+    device_doc,
+    "Device(device_id=None)\n"
+    "--\n"
+    "\n"
+    "A GPU as a location of managed memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "device_id : int, or a device of any library, optional\n"
+    "    The ordinal, from 0; or a Device, a torch.device, or a device object of CuPy, numba, JAX or\n"
+    "    cuda.core. None: the calling thread's current device (0 if it has none).\n"
+    "\n"
+    "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
+    "driver.\n"
+    "\n"
+    "Raises ValueError for an ordinal that is negative, a bool, or too large (the message gives the\n"
+    "number of devices), and for objects that are not devices; DriverNotFoundError without a driver.\n"
+    "Safe from every thread.\n"
+    "Driver: cuDeviceGetCount, cuCtxGetDevice.");
+
 static PyObject *
 device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"device_id"};
-    static const mm_parameters parameters = {
-        .function = "Device", .names = names, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = device_doc};
     mm_state *state = mm_type_state(type);
     CUmemLocation location;
     PyObject *device_id;
     int rc;
 
-    if (mm_args_new(&parameters, args, kwargs, &device_id) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, &device_id) < 0) {
         return NULL;
     }
     rc = device_id == NULL || device_id == Py_None ? mm_current_device_location(state, &location)
@@ -57,11 +76,17 @@ device_repr(PyObject *op)
     return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
 }
 
+PyDoc_STRVAR(device_reduce_doc,
+             "__reduce__($self, /)\n--\n\nPickling and copying return the interned object.");
+
 static PyObject *
 device_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return Py_BuildValue("(O(i))", Py_TYPE(op), ordinal_of(op));
 }
+
+PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"
+                               "The number of devices. Driver: cuDeviceGetCount, called once.");
 
 static PyObject *
 device_count(PyObject *type, PyObject *Py_UNUSED(none))
@@ -70,6 +95,9 @@ device_count(PyObject *type, PyObject *Py_UNUSED(none))
 
     return cu ? PyLong_FromLong(cu->device_count) : NULL;
 }
+
+PyDoc_STRVAR(device_all_doc, "all()\n--\n\n"
+                             "All devices, as a tuple in the order of their ordinals.");
 
 static PyObject *
 device_all(PyObject *type, PyObject *Py_UNUSED(none))
@@ -107,6 +135,12 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
     return mm_none_or_raise(state, rc, &st);
 }
 
+PyDoc_STRVAR(device_set_current_doc,
+             "set_current($self, /)\n--\n\n"
+             "Make this the calling thread's current device (its primary context).\n"
+             "\n"
+             "Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
+
 static PyObject *
 device_set_current(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -124,6 +158,12 @@ synchronize_and_free(mm_driver *cu, int device, mm_status *st)
     }
     return rc;
 }
+
+PyDoc_STRVAR(device_sync_doc,
+             "sync($self, /)\n--\n\n"
+             "Wait for all work of this device.\n"
+             "\n"
+             "Releases the GIL. Driver: cuCtxSynchronize on the primary context.");
 
 static PyObject *
 device_sync(PyObject *op, PyObject *Py_UNUSED(none))
@@ -263,52 +303,12 @@ device_get_nearest_host(PyObject *op, void *Py_UNUSED(closure))
     return mm_location_object_new(state, home);
 }
 
-PyDoc_STRVAR(
-    device_doc,
-    "Device(device_id=None)\n"
-    "--\n"
-    "\n"
-    "A GPU as a location of managed memory.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "device_id : int, or a device of any library, optional\n"
-    "    The ordinal, from 0; or a Device, a torch.device, or a device object of CuPy, numba, JAX or\n"
-    "    cuda.core. None: the calling thread's current device (0 if it has none).\n"
-    "\n"
-    "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
-    "driver.\n"
-    "\n"
-    "Raises ValueError for an ordinal that is negative, a bool, or too large (the message gives the\n"
-    "number of devices), and for objects that are not devices; DriverNotFoundError without a driver.\n"
-    "Safe from every thread.\n"
-    "Driver: cuDeviceGetCount, cuCtxGetDevice.");
-
-PyDoc_STRVAR(device_count_doc, "count()\n--\n\n"
-                               "The number of devices. Driver: cuDeviceGetCount, called once.");
-
-PyDoc_STRVAR(device_all_doc, "all()\n--\n\n"
-                             "All devices, as a tuple in the order of their ordinals.");
-
-PyDoc_STRVAR(device_set_current_doc,
-             "set_current($self, /)\n--\n\n"
-             "Make this the calling thread's current device (its primary context).\n"
-             "\n"
-             "Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
-
-PyDoc_STRVAR(device_sync_doc,
-             "sync($self, /)\n--\n\n"
-             "Wait for all work of this device.\n"
-             "\n"
-             "Releases the GIL. Driver: cuCtxSynchronize on the primary context.");
-
 static PyMethodDef device_methods[] = {
     {"count", device_count, METH_NOARGS | METH_CLASS, device_count_doc},
     {"all", device_all, METH_NOARGS | METH_CLASS, device_all_doc},
     {"set_current", device_set_current, METH_NOARGS, device_set_current_doc},
     {"sync", device_sync, METH_NOARGS, device_sync_doc},
-    {"__reduce__", device_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nPickling and copying return the interned object."},
+    {"__reduce__", device_reduce, METH_NOARGS, device_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

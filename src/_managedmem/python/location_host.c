@@ -36,19 +36,37 @@ host_from_id(mm_state *state, PyObject *numa_id)
     return mm_location_object_new(state, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)node));
 }
 
+PyDoc_STRVAR(
+    host_doc,
+    "Host(numa_id=None, *, is_numa_current=False)\n"
+    "--\n"
+    "\n"
+    "The host as a location of managed memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "numa_id : int, or a host of any library, optional\n"
+    "    One NUMA node of the host; or a Host, a Host of cuda.core, or torch.device(\"cpu\"). None: the\n"
+    "    host as a whole.\n"
+    "is_numa_current : bool\n"
+    "    True: the node of the thread that uses the location in a call, as Host.numa_current().\n"
+    "\n"
+    "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
+    "\n"
+    "Raises ValueError for a numa_id that is negative, a bool, neither an int nor a host, or given\n"
+    "together with is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST,\n"
+    "HOST_NUMA or HOST_NUMA_CURRENT.");
+
 static PyObject *
 host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     enum { NUMA_ID, IS_NUMA_CURRENT, ARGC };
-    static const char *const names[ARGC] = {
-        [NUMA_ID] = "numa_id", [IS_NUMA_CURRENT] = "is_numa_current"};
-    static const mm_parameters parameters = {
-        .function = "Host", .names = names, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = host_doc};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC];
     int current = 0;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0) {
         return NULL;
     }
     if (argv[IS_NUMA_CURRENT] != NULL && (current = PyObject_IsTrue(argv[IS_NUMA_CURRENT])) < 0) {
@@ -65,6 +83,14 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return host_from_id(state, argv[NUMA_ID]);
 }
 
+PyDoc_STRVAR(host_numa_current_doc,
+             "numa_current()\n"
+             "--\n"
+             "\n"
+             "The NUMA node of the thread that uses the location in a call.\n"
+             "\n"
+             "The driver resolves it when it is used; it may read back as the node or Host().");
+
 static PyObject *
 host_numa_current(PyObject *type, PyObject *Py_UNUSED(none))
 {
@@ -78,6 +104,9 @@ host_repr(PyObject *op)
 
     return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
 }
+
+PyDoc_STRVAR(host_reduce_doc,
+             "__reduce__($self, /)\n--\n\nPickling and copying return the interned object.");
 
 static PyObject *
 host_reduce(PyObject *op, PyObject *Py_UNUSED(none))
@@ -112,39 +141,9 @@ host_get_is_numa_current(PyObject *op, void *Py_UNUSED(closure))
     return PyBool_FromLong(mm_location_of(op).type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
-PyDoc_STRVAR(
-    host_doc,
-    "Host(numa_id=None, *, is_numa_current=False)\n"
-    "--\n"
-    "\n"
-    "The host as a location of managed memory.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "numa_id : int, or a host of any library, optional\n"
-    "    One NUMA node of the host; or a Host, a Host of cuda.core, or torch.device(\"cpu\"). None: the\n"
-    "    host as a whole.\n"
-    "is_numa_current : bool\n"
-    "    True: the node of the thread that uses the location in a call, as Host.numa_current().\n"
-    "\n"
-    "Hosts are immutable, hashable and interned: Host(1) is Host(1). They need no driver.\n"
-    "\n"
-    "Raises ValueError for a numa_id that is negative, a bool, neither an int nor a host, or given\n"
-    "together with is_numa_current. Safe from every thread. Driver: CUmemLocation of type HOST,\n"
-    "HOST_NUMA or HOST_NUMA_CURRENT.");
-
-PyDoc_STRVAR(host_numa_current_doc,
-             "numa_current()\n"
-             "--\n"
-             "\n"
-             "The NUMA node of the thread that uses the location in a call.\n"
-             "\n"
-             "The driver resolves it when it is used; it may read back as the node or Host().");
-
 static PyMethodDef host_methods[] = {
     {"numa_current", host_numa_current, METH_NOARGS | METH_CLASS, host_numa_current_doc},
-    {"__reduce__", host_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nPickling and copying return the interned object."},
+    {"__reduce__", host_reduce, METH_NOARGS, host_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -321,25 +321,43 @@ call_plain_method(PyObject *op, PyObject *args, const char *method)
     return answer;
 }
 
-#define READING_METHOD(name)                                  \
+#define READING_METHOD(name, doc)                             \
+    PyDoc_STRVAR(set_##name##_doc, doc);                      \
     static PyObject *set_##name(PyObject *op, PyObject *args) \
     {                                                         \
         return call_plain_method(op, args, #name);            \
     }
 
-READING_METHOD(union)
-READING_METHOD(intersection)
-READING_METHOD(difference)
-READING_METHOD(symmetric_difference)
-READING_METHOD(issubset)
-READING_METHOD(issuperset)
-READING_METHOD(isdisjoint)
+READING_METHOD(
+    union, "union($self, /, *others)\n--\n\nA plain set of the members of this and all others.")
+READING_METHOD(
+    intersection,
+    "intersection($self, /, *others)\n--\n\nA plain set of the members that all others have.")
+READING_METHOD(
+    difference,
+    "difference($self, /, *others)\n--\n\nA plain set of the members that none of the others has.")
+READING_METHOD(
+    symmetric_difference,
+    "symmetric_difference($self, other, /)\n--\n\nA plain set of the members of exactly one of the two.")
+READING_METHOD(issubset, "issubset($self, other, /)\n--\n\nTrue if the other has every member.")
+READING_METHOD(
+    issuperset,
+    "issuperset($self, other, /)\n--\n\nTrue if this set has every member of the other.")
+READING_METHOD(isdisjoint,
+               "isdisjoint($self, other, /)\n--\n\nTrue if the two have no member in common.")
+
+PyDoc_STRVAR(set_shallow_copy_doc, "__copy__($self, /)\n--\n\nThe same as copy().");
+
+PyDoc_STRVAR(set_copy_doc, "copy($self, /)\n--\n\nA plain set of the present members.");
 
 static PyObject *
 set_copy(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return plain_set(op);
 }
+
+PyDoc_STRVAR(set_deepcopy_doc,
+             "__deepcopy__($self, memo, /)\n--\n\nThe same as copy(): members are immutable.");
 
 static PyObject *
 set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
@@ -466,11 +484,17 @@ change_method(PyObject *op, set_operation operation, PyObject *const *others, Py
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(set_update_doc, "update($self, /, *others)\n--\n\nAdd the members of all others.");
+
 static PyObject *
 set_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
 {
     return change_method(op, UNION, others, count);
 }
+
+PyDoc_STRVAR(
+    set_intersection_update_doc,
+    "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have.");
 
 static PyObject *
 set_intersection_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
@@ -478,11 +502,19 @@ set_intersection_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
     return change_method(op, INTERSECTION, others, count);
 }
 
+PyDoc_STRVAR(
+    set_difference_update_doc,
+    "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has.");
+
 static PyObject *
 set_difference_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
 {
     return change_method(op, DIFFERENCE, others, count);
 }
+
+PyDoc_STRVAR(
+    set_symmetric_difference_update_doc,
+    "symmetric_difference_update($self, other, /)\n--\n\nKeep the members of exactly one of the two.");
 
 static PyObject *
 set_symmetric_difference_update(PyObject *op, PyObject *other)
@@ -525,6 +557,9 @@ set_inplace_xor(PyObject *op, PyObject *other)
     return change_in_place(op, other, SYMMETRIC_DIFFERENCE);
 }
 
+PyDoc_STRVAR(set_add_doc,
+             "add($self, location, /)\n--\n\nAdd a location; does nothing if it is a member.");
+
 static PyObject *
 set_add(PyObject *op, PyObject *value)
 {
@@ -537,6 +572,9 @@ set_add(PyObject *op, PyObject *value)
     }
     Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(set_discard_doc,
+             "discard($self, location, /)\n--\n\nRemove a location if it is a member.");
 
 static PyObject *
 set_discard(PyObject *op, PyObject *value)
@@ -553,6 +591,10 @@ set_discard(PyObject *op, PyObject *value)
     }
     Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(
+    set_remove_doc,
+    "remove($self, location, /)\n--\n\nRemove a location; KeyError if it is not a member.");
 
 static PyObject *
 set_remove(PyObject *op, PyObject *value)
@@ -576,6 +618,9 @@ set_remove(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(set_pop_doc,
+             "pop($self, /)\n--\n\nRemove a member and return it; KeyError for an empty set.");
+
 static PyObject *
 set_pop(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -593,6 +638,8 @@ set_pop(PyObject *op, PyObject *Py_UNUSED(none))
     }
     return change_set(s, now, rest) < 0 ? NULL : mm_location_object_new(s->state, location);
 }
+
+PyDoc_STRVAR(set_clear_members_doc, "clear($self, /)\n--\n\nRemove all members.");
 
 static PyObject *
 set_clear_members(PyObject *op, PyObject *Py_UNUSED(none))
@@ -655,6 +702,9 @@ set_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
+PyDoc_STRVAR(set_reduce_doc,
+             "__reduce__($self, /)\n--\n\nRaises TypeError: the set belongs to its owner.");
+
 static PyObject *
 set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -664,45 +714,28 @@ set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyMethodDef set_methods[] = {
-    {"add", set_add, METH_O,
-     "add($self, location, /)\n--\n\nAdd a location; does nothing if it is a member."},
-    {"discard", set_discard, METH_O,
-     "discard($self, location, /)\n--\n\nRemove a location if it is a member."},
-    {"remove", set_remove, METH_O,
-     "remove($self, location, /)\n--\n\nRemove a location; KeyError if it is not a member."},
-    {"pop", set_pop, METH_NOARGS,
-     "pop($self, /)\n--\n\nRemove a member and return it; KeyError for an empty set."},
-    {"clear", set_clear_members, METH_NOARGS, "clear($self, /)\n--\n\nRemove all members."},
-    MM_POSITIONAL_METHOD("update", set_update,
-                         "update($self, /, *others)\n--\n\nAdd the members of all others."),
-    MM_POSITIONAL_METHOD(
-        "intersection_update", set_intersection_update,
-        "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have."),
-    MM_POSITIONAL_METHOD(
-        "difference_update", set_difference_update,
-        "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has."),
+    {"add", set_add, METH_O, set_add_doc},
+    {"discard", set_discard, METH_O, set_discard_doc},
+    {"remove", set_remove, METH_O, set_remove_doc},
+    {"pop", set_pop, METH_NOARGS, set_pop_doc},
+    {"clear", set_clear_members, METH_NOARGS, set_clear_members_doc},
+    MM_POSITIONAL_METHOD("update", set_update, set_update_doc),
+    MM_POSITIONAL_METHOD("intersection_update", set_intersection_update,
+                         set_intersection_update_doc),
+    MM_POSITIONAL_METHOD("difference_update", set_difference_update, set_difference_update_doc),
     {"symmetric_difference_update", set_symmetric_difference_update, METH_O,
-     "symmetric_difference_update($self, other, /)\n--\n\nKeep the members of exactly one of the two."},
-    {"union", set_union, METH_VARARGS,
-     "union($self, /, *others)\n--\n\nA plain set of the members of this and all others."},
-    {"intersection", set_intersection, METH_VARARGS,
-     "intersection($self, /, *others)\n--\n\nA plain set of the members that all others have."},
-    {"difference", set_difference, METH_VARARGS,
-     "difference($self, /, *others)\n--\n\nA plain set of the members that none of the others has."},
-    {"symmetric_difference", set_symmetric_difference, METH_VARARGS,
-     "symmetric_difference($self, other, /)\n--\n\nA plain set of the members of exactly one of the two."},
-    {"issubset", set_issubset, METH_VARARGS,
-     "issubset($self, other, /)\n--\n\nTrue if the other has every member."},
-    {"issuperset", set_issuperset, METH_VARARGS,
-     "issuperset($self, other, /)\n--\n\nTrue if this set has every member of the other."},
-    {"isdisjoint", set_isdisjoint, METH_VARARGS,
-     "isdisjoint($self, other, /)\n--\n\nTrue if the two have no member in common."},
-    {"copy", set_copy, METH_NOARGS, "copy($self, /)\n--\n\nA plain set of the present members."},
-    {"__copy__", set_copy, METH_NOARGS, "__copy__($self, /)\n--\n\nThe same as copy()."},
-    {"__deepcopy__", set_deepcopy, METH_O,
-     "__deepcopy__($self, memo, /)\n--\n\nThe same as copy(): members are immutable."},
-    {"__reduce__", set_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nRaises TypeError: the set belongs to its owner."},
+     set_symmetric_difference_update_doc},
+    {"union", set_union, METH_VARARGS, set_union_doc},
+    {"intersection", set_intersection, METH_VARARGS, set_intersection_doc},
+    {"difference", set_difference, METH_VARARGS, set_difference_doc},
+    {"symmetric_difference", set_symmetric_difference, METH_VARARGS, set_symmetric_difference_doc},
+    {"issubset", set_issubset, METH_VARARGS, set_issubset_doc},
+    {"issuperset", set_issuperset, METH_VARARGS, set_issuperset_doc},
+    {"isdisjoint", set_isdisjoint, METH_VARARGS, set_isdisjoint_doc},
+    {"copy", set_copy, METH_NOARGS, set_copy_doc},
+    {"__copy__", set_copy, METH_NOARGS, set_shallow_copy_doc},
+    {"__deepcopy__", set_deepcopy, METH_O, set_deepcopy_doc},
+    {"__reduce__", set_reduce, METH_NOARGS, set_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -148,19 +148,36 @@ read_plan_target(mm_state *state, PyObject *value, addition *new)
     return 0;
 }
 
+const char mm_plan_add_doc[] =
+    "add($self, /, target, location, *, offset=0, nbytes=None)\n--\n\n"
+    "Add a target, or a part of it, with its destination, and return the plan.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "target : one target\n"
+    "    As for advise(). An object with the buffer protocol stays exported until clear() or the\n"
+    "    plan's end; a ManagedBuffer is not exported.\n"
+    "location : Device or Host\n"
+    "    The destination of its pages.\n"
+    "offset : int\n"
+    "    Bytes of the target to skip.\n"
+    "nbytes : int, optional\n"
+    "    Bytes to take from the offset on. None: all.\n"
+    "\n"
+    "Raises ValueError if the part leaves the target or the target is not managed memory, TypeError for\n"
+    "wrong types; the plan is then as before. Driver:\n"
+    "cuPointerGetAttributes for memory of other libraries.";
+
 PyObject *
 mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { TARGET, LOCATION, OFFSET, NBYTES, ARGC };
-    static const char *const names[] = {
-        [TARGET] = "target", [LOCATION] = "location", [OFFSET] = "offset", [NBYTES] = "nbytes"};
-    static const mm_parameters parameters = {
-        .function = "add", .names = names, .required = 2, .positional = 2, .total = ARGC};
+    static mm_signature signature = {.doc = mm_plan_add_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
     addition new;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_plan_target(state, argv[TARGET], &new) < 0) {
         return NULL;
     }
@@ -228,15 +245,34 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
     return rc < 0 || PyErr_Occurred() ? -1 : 0;
 }
 
+const char mm_plan_doc[] =
+    "PrefetchPlan(entries=())\n"
+    "--\n"
+    "\n"
+    "Prefetches that are prepared once and executed often.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "entries : iterable of pairs (target, location)\n"
+    "    As for add().\n"
+    "\n"
+    "The plan keeps its targets alive. A ManagedBuffer in it can be closed; executing the plan then\n"
+    "raises before anything is moved. The first execution after a change merges neighbouring ranges\n"
+    "with the same location and prepares them for the driver; later ones allocate nothing. Where\n"
+    "entries overlap or share a page, the last one wins. len() is the number of entries. Iteration\n"
+    "yields a PlanEntry for each entry; plan[i] is one PlanEntry, a slice or copy.copy() a new plan\n"
+    "over the same targets. Executing an empty plan does nothing.\n"
+    "\n"
+    "Safe from every thread: iterations and executions use the entries that the plan has when they\n"
+    "begin. Raises TypeError or ValueError that names the bad entry.";
+
 PyObject *
 mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"entries"};
-    static const mm_parameters parameters = {
-        .function = "PrefetchPlan", .names = names, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = mm_plan_doc};
     PyObject *argv[1], *self;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0) {
         return NULL;
     }
     self = mm_alloc_object(type);
@@ -274,17 +310,21 @@ plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
     return self;
 }
 
+const char mm_plan_from_policy_doc[] =
+    "from_policy(targets, policy)\n--\n\n"
+    "A plan that prefetches targets to the preferred_location of a policy.\n"
+    "\n"
+    "ValueError if the policy prefers none.";
+
 PyObject *
 mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"targets", "policy"};
-    static const mm_parameters parameters = {
-        .function = "from_policy", .names = names, .required = 2, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = mm_plan_from_policy_doc};
     PyObject *argv[2], *preferred;
     CUmemLocation location;
     int found, rc = -1;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || (found = mm_get_optional(argv[1], "preferred_location", &preferred)) < 0) {
         return NULL;
     }
@@ -355,17 +395,22 @@ name_parameter(mm_state *state, PyObject *module)
     Py_XDECREF(error);
 }
 
+const char mm_plan_from_module_doc[] =
+    "from_module(module, location)\n--\n\n"
+    "A plan of all parameters and buffers of a torch module, or of an object with such methods.\n"
+    "\n"
+    "Raises ValueError unless all of them lie in managed memory: for a torch module NotManagedError, with\n"
+    "the name of the first that does not. TypeError for an object without these methods.";
+
 PyObject *
 mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"module", "location"};
-    static const mm_parameters parameters = {
-        .function = "from_module", .names = names, .required = 2, .positional = 2, .total = 2};
+    static mm_signature signature = {.doc = mm_plan_from_module_doc};
     mm_state *state = mm_type_state((PyTypeObject *)type);
     PyObject *argv[2], *tensors, *plan = NULL;
     CUmemLocation location;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_location(state, argv[1], &location) < 0) {
         return NULL;
     }
@@ -415,59 +460,6 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
     return 0;
 }
 
-PyObject *
-mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    enum { TARGETS, DEVICE, BUDGET, ARGC };
-    static const char *const names[] = {
-        [TARGETS] = "targets", [DEVICE] = "device", [BUDGET] = "budget"};
-    static const mm_parameters parameters = {
-        .function = "fit", .names = names, .required = 2, .positional = 3, .total = ARGC};
-    mm_state *state = mm_type_state((PyTypeObject *)type);
-    CUmemLocation device = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-    PyObject *argv[ARGC], *plan;
-    size_t budget;
-    mm_status st;
-
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
-        || mm_read_device(state, argv[DEVICE], &device.id) < 0) {
-        return NULL;
-    }
-    plan = plan_of_targets((PyTypeObject *)type, argv[TARGETS], device);
-    if (plan != NULL && read_budget(state, argv[BUDGET], device, &budget) < 0) {
-        Py_CLEAR(plan);
-    }
-    if (plan != NULL
-        && mm_plan_fit(mm_plan_of(plan)->entries, mm_plan_of(plan)->count, device, budget, &st)
-               < 0) {
-        Py_CLEAR(plan);
-        (void)mm_raise(state, &st);
-    }
-    return plan;
-}
-
-/* --- docstrings -------------------------------------------------------------------------- */
-
-const char mm_plan_add_doc[] =
-    "add($self, /, target, location, *, offset=0, nbytes=None)\n--\n\n"
-    "Add a target, or a part of it, with its destination, and return the plan.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "target : one target\n"
-    "    As for advise(). An object with the buffer protocol stays exported until clear() or the\n"
-    "    plan's end; a ManagedBuffer is not exported.\n"
-    "location : Device or Host\n"
-    "    The destination of its pages.\n"
-    "offset : int\n"
-    "    Bytes of the target to skip.\n"
-    "nbytes : int, optional\n"
-    "    Bytes to take from the offset on. None: all.\n"
-    "\n"
-    "Raises ValueError if the part leaves the target or the target is not managed memory, TypeError for\n"
-    "wrong types; the plan is then as before. Driver:\n"
-    "cuPointerGetAttributes for memory of other libraries.";
-
 const char mm_plan_fit_doc[] =
     "fit(targets, device, budget=None)\n--\n\n"
     "A plan that sends the targets that fit to a device, and the others to the host.\n"
@@ -486,15 +478,30 @@ const char mm_plan_fit_doc[] =
     "Whole pages count, and equal targets once. Pages of the targets that are on the device now do not\n"
     "count as free. Raises TypeError or ValueError for bad arguments. Driver: cuMemGetInfo.";
 
-const char mm_plan_from_module_doc[] =
-    "from_module(module, location)\n--\n\n"
-    "A plan of all parameters and buffers of a torch module, or of an object with such methods.\n"
-    "\n"
-    "Raises ValueError unless all of them lie in managed memory: for a torch module NotManagedError, with\n"
-    "the name of the first that does not. TypeError for an object without these methods.";
+PyObject *
+mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { TARGETS, DEVICE, BUDGET, ARGC };
+    static mm_signature signature = {.doc = mm_plan_fit_doc};
+    mm_state *state = mm_type_state((PyTypeObject *)type);
+    CUmemLocation device = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    PyObject *argv[ARGC], *plan;
+    size_t budget;
+    mm_status st;
 
-const char mm_plan_from_policy_doc[] =
-    "from_policy(targets, policy)\n--\n\n"
-    "A plan that prefetches targets to the preferred_location of a policy.\n"
-    "\n"
-    "ValueError if the policy prefers none.";
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_read_device(state, argv[DEVICE], &device.id) < 0) {
+        return NULL;
+    }
+    plan = plan_of_targets((PyTypeObject *)type, argv[TARGETS], device);
+    if (plan != NULL && read_budget(state, argv[BUDGET], device, &budget) < 0) {
+        Py_CLEAR(plan);
+    }
+    if (plan != NULL
+        && mm_plan_fit(mm_plan_of(plan)->entries, mm_plan_of(plan)->count, device, budget, &st)
+               < 0) {
+        Py_CLEAR(plan);
+        (void)mm_raise(state, &st);
+    }
+    return plan;
+}

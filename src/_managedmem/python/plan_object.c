@@ -9,6 +9,11 @@
 #include "stream_object.h"
 #include "targets.h"
 
+PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
+                             "Remove all entries and release their targets.\n"
+                             "\n"
+                             "Executions under way in other threads finish with their entries.");
+
 static PyObject *
 plan_clear(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -113,13 +118,6 @@ plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_u
 enum { STREAM, DISPATCH, DEFER, DISCARD, EXPLAIN_ARGC };
 enum { UNSUPPORTED = DISCARD, DISCARD_ARGC = DISCARD, EXECUTE_ARGC = EXPLAIN_ARGC };
 
-static const char *const explain_names[EXPLAIN_ARGC] = {
-    [STREAM] = "stream", [DISPATCH] = "dispatch", [DEFER] = "defer", [DISCARD] = "discard"};
-static const char *const execute_names[EXECUTE_ARGC] = {[STREAM] = "stream",
-                                                        [DISPATCH] = "dispatch",
-                                                        [DEFER] = "defer",
-                                                        [UNSUPPORTED] = "unsupported"};
-
 /* Reads these parameters and enters the stream. */
 static int
 plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
@@ -164,29 +162,56 @@ plan_run(mm_plan_object *self, mm_operation op, bool skips, PyObject *const argv
     return rc == 0 && skips ? PyLong_FromSize_t(skipped) : mm_none_or_raise(state, rc, &st);
 }
 
+PyDoc_STRVAR(
+    plan_execute_doc,
+    "execute($self, /, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n--\n\n"
+    "Prefetch every entry to its location, in stream order.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "stream : Stream, object with __cuda_stream__, int, or None\n"
+    "    The stream to work in; None is the default stream.\n"
+    "dispatch, defer\n"
+    "    As for prefetch().\n"
+    "unsupported : \"raise\" or \"skip\"\n"
+    "    \"skip\" passes over the entries that cannot be prefetched here, as prefetch() does.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of entries that were passed over.\n"
+    "\n"
+    "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
+    "another library that was freed, with the number of the entry and before anything moves; otherwise\n"
+    "as prefetch(). Safe from every thread; releases the GIL. Driver:\n"
+    "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
+
 static PyObject *
 plan_execute(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {
-        .function = "execute", .names = execute_names, .total = EXECUTE_ARGC};
+    static mm_signature signature = {.doc = plan_execute_doc};
     PyObject *argv[EXECUTE_ARGC];
     bool skips;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0) {
         return NULL;
     }
     return plan_run(mm_plan_of(op), MM_PREFETCH, skips, argv);
 }
 
+PyDoc_STRVAR(
+    plan_discard_prefetch_doc,
+    "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
+    "Discard the contents of every entry and populate its pages at its location, in stream order.\n"
+    "\n"
+    "As execute(); the function discard_prefetch() describes which contents are lost. Entries without a\n"
+    "whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
+
 static PyObject *
 plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {
-        .function = "discard_prefetch", .names = execute_names, .total = DISCARD_ARGC};
+    static mm_signature signature = {.doc = plan_discard_prefetch_doc};
     PyObject *argv[DISCARD_ARGC];
 
-    return mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
                : plan_run(mm_plan_of(op), MM_DISCARD_PREFETCH, false, argv);
 }
@@ -219,11 +244,19 @@ describe_execution(mm_driver *cu, mm_state *state, const plan_use *use, PyObject
     return text;
 }
 
+PyDoc_STRVAR(
+    plan_explain_doc,
+    "explain($self, /, *, stream=None, dispatch='auto', defer=None, discard=False)\n--\n\n"
+    "Describe the driver calls of execute() with these arguments, and their reasons.\n"
+    "\n"
+    "discard=True describes discard_prefetch(). Returns a str: a heading, a line for each kind of call\n"
+    "with its number, and remarks. Moves nothing; raises the errors of the execution. The text is true\n"
+    "until memory is moved. Driver: cuMemRangeGetAttribute for ranges that may share a call.");
+
 static PyObject *
 plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {
-        .function = "explain", .names = explain_names, .total = EXPLAIN_ARGC};
+    static mm_signature signature = {.doc = plan_explain_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[EXPLAIN_ARGC], *text;
     mm_operation operation;
@@ -231,7 +264,7 @@ plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     plan_use use;
     int discard;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || (discard = argv[DISCARD] ? PyObject_IsTrue(argv[DISCARD]) : 0) < 0
         || (cu = mm_open(state)) == NULL) {
         return NULL;
@@ -391,6 +424,12 @@ plan_subscript(PyObject *op, PyObject *key)
     return index == -1 && PyErr_Occurred() ? NULL : plan_entry_at(op, index, true);
 }
 
+PyDoc_STRVAR(plan_deepcopy_doc,
+             "__deepcopy__($self, memo, /)\n--\n\nThe same as __copy__(): a plan owns no memory.");
+
+PyDoc_STRVAR(plan_copy_doc,
+             "__copy__($self, /)\n--\n\nA new plan with the same entries, over the same targets.");
+
 static PyObject *
 plan_copy(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -468,71 +507,6 @@ plan_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-PyDoc_STRVAR(
-    plan_doc,
-    "PrefetchPlan(entries=())\n"
-    "--\n"
-    "\n"
-    "Prefetches that are prepared once and executed often.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "entries : iterable of pairs (target, location)\n"
-    "    As for add().\n"
-    "\n"
-    "The plan keeps its targets alive. A ManagedBuffer in it can be closed; executing the plan then\n"
-    "raises before anything is moved. The first execution after a change merges neighbouring ranges\n"
-    "with the same location and prepares them for the driver; later ones allocate nothing. Where\n"
-    "entries overlap or share a page, the last one wins. len() is the number of entries. Iteration\n"
-    "yields a PlanEntry for each entry; plan[i] is one PlanEntry, a slice or copy.copy() a new plan\n"
-    "over the same targets. Executing an empty plan does nothing.\n"
-    "\n"
-    "Safe from every thread: iterations and executions use the entries that the plan has when they\n"
-    "begin. Raises TypeError or ValueError that names the bad entry.");
-
-PyDoc_STRVAR(plan_clear_doc, "clear($self, /)\n--\n\n"
-                             "Remove all entries and release their targets.\n"
-                             "\n"
-                             "Executions under way in other threads finish with their entries.");
-
-PyDoc_STRVAR(
-    plan_execute_doc,
-    "execute($self, /, *, stream=None, dispatch='auto', defer=None, unsupported='raise')\n--\n\n"
-    "Prefetch every entry to its location, in stream order.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The stream to work in; None is the default stream.\n"
-    "dispatch, defer\n"
-    "    As for prefetch().\n"
-    "unsupported : \"raise\" or \"skip\"\n"
-    "    \"skip\" passes over the entries that cannot be prefetched here, as prefetch() does.\n"
-    "\n"
-    "Returns None; with unsupported=\"skip\" the number of entries that were passed over.\n"
-    "\n"
-    "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
-    "another library that was freed, with the number of the entry and before anything moves; otherwise\n"
-    "as prefetch(). Safe from every thread; releases the GIL. Driver:\n"
-    "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
-
-PyDoc_STRVAR(
-    plan_discard_prefetch_doc,
-    "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
-    "Discard the contents of every entry and populate its pages at its location, in stream order.\n"
-    "\n"
-    "As execute(); the function discard_prefetch() describes which contents are lost. Entries without a\n"
-    "whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
-
-PyDoc_STRVAR(
-    plan_explain_doc,
-    "explain($self, /, *, stream=None, dispatch='auto', defer=None, discard=False)\n--\n\n"
-    "Describe the driver calls of execute() with these arguments, and their reasons.\n"
-    "\n"
-    "discard=True describes discard_prefetch(). Returns a str: a heading, a line for each kind of call\n"
-    "with its number, and remarks. Moves nothing; raises the errors of the execution. The text is true\n"
-    "until memory is moved. Driver: cuMemRangeGetAttribute for ranges that may share a call.");
-
 static PyMethodDef plan_methods[] = {
     MM_METHOD("add", mm_plan_add, mm_plan_add_doc),
     MM_METHOD("execute", plan_execute, plan_execute_doc),
@@ -542,10 +516,8 @@ static PyMethodDef plan_methods[] = {
     MM_CLASS_METHOD("from_module", mm_plan_from_module, mm_plan_from_module_doc),
     MM_CLASS_METHOD("from_policy", mm_plan_from_policy, mm_plan_from_policy_doc),
     {"clear", plan_clear, METH_NOARGS, plan_clear_doc},
-    {"__copy__", plan_copy, METH_NOARGS,
-     "__copy__($self, /)\n--\n\nA new plan with the same entries, over the same targets."},
-    {"__deepcopy__", plan_copy, METH_O,
-     "__deepcopy__($self, memo, /)\n--\n\nThe same as __copy__(): a plan owns no memory."},
+    {"__copy__", plan_copy, METH_NOARGS, plan_copy_doc},
+    {"__deepcopy__", plan_copy, METH_O, plan_deepcopy_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -561,7 +533,7 @@ static PyMemberDef plan_members[] = {
 
 /* clang-format off */
 static PyType_Slot plan_slots[] = {
-    {Py_tp_doc, (void *)plan_doc},
+    {Py_tp_doc, (void *)mm_plan_doc},
     {Py_tp_new, mm_plan_tp_new},
     {Py_tp_traverse, plan_traverse},
     {Py_tp_clear, plan_tp_clear},

@@ -33,7 +33,7 @@ PyObject *mm_plan_add(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_fit_targets(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_from_module(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
 PyObject *mm_plan_from_policy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-extern const char mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
+extern const char mm_plan_doc[], mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
     mm_plan_from_policy_doc[];
 
 /* In plan_explain.c: the driver calls of an execution and their reasons, as a str: a heading, a

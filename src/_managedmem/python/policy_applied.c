@@ -101,6 +101,9 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     return rc;
 }
 
+PyDoc_STRVAR(applied_enter_doc,
+             "__enter__($self, /)\n--\n\nApply the policy and return the object.");
+
 static PyObject *
 applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -162,6 +165,14 @@ restore_held(applied_object *a, mm_state *state)
     return rc;
 }
 
+PyDoc_STRVAR(
+    applied_restore_doc,
+    "restore($self, /)\n--\n\n"
+    "Restore the earlier advice, as leaving the block does; for a block whose end failed.\n"
+    "\n"
+    "Raises RuntimeError if the policy is not applied, CUDAError if the driver refuses: then the policy\n"
+    "is still applied, and restore() can be called again.");
+
 static PyObject *
 applied_restore(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -183,6 +194,9 @@ applied_restore(PyObject *op, PyObject *Py_UNUSED(none))
     atomic_store(&a->stage, IDLE);
     Py_RETURN_NONE;
 }
+
+PyDoc_STRVAR(applied_exit_doc,
+             "__exit__($self, /, *exception)\n--\n\nRestore the earlier advice.");
 
 static PyObject *
 applied_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
@@ -210,6 +224,9 @@ applied_repr(PyObject *op)
     return PyUnicode_FromFormat("<AppliedPolicy of %R%s>", applied_of(op)->policy,
                                 in_force ? ", in force" : "");
 }
+
+PyDoc_STRVAR(applied_reduce_doc,
+             "__reduce__($self, /)\n--\n\nRaises TypeError: it belongs to its targets.");
 
 static PyObject *
 applied_reduce(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))
@@ -270,22 +287,11 @@ PyDoc_STRVAR(
     "restored, and restore() can be called again. Keeps its targets alive. Safe from every thread.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
-PyDoc_STRVAR(
-    applied_restore_doc,
-    "restore($self, /)\n--\n\n"
-    "Restore the earlier advice, as leaving the block does; for a block whose end failed.\n"
-    "\n"
-    "Raises RuntimeError if the policy is not applied, CUDAError if the driver refuses: then the policy\n"
-    "is still applied, and restore() can be called again.");
-
 static PyMethodDef applied_methods[] = {
     {"restore", applied_restore, METH_NOARGS, applied_restore_doc},
-    {"__enter__", applied_enter, METH_NOARGS,
-     "__enter__($self, /)\n--\n\nApply the policy and return the object."},
-    MM_POSITIONAL_METHOD("__exit__", applied_exit,
-                         "__exit__($self, /, *exception)\n--\n\nRestore the earlier advice."),
-    {"__reduce__", applied_reduce, METH_NOARGS,
-     "__reduce__($self, /)\n--\n\nRaises TypeError: it belongs to its targets."},
+    {"__enter__", applied_enter, METH_NOARGS, applied_enter_doc},
+    MM_POSITIONAL_METHOD("__exit__", applied_exit, applied_exit_doc),
+    {"__reduce__", applied_reduce, METH_NOARGS, applied_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -49,22 +49,40 @@ mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 
 /* --- construction ----------------------------------------------------------------------- */
 
+PyDoc_STRVAR(
+    policy_doc,
+    "MigrationPolicy(*, read_mostly=False, preferred_location=None, accessed_by=())\n"
+    "--\n"
+    "\n"
+    "All advice about memory, as one value to apply, compare, store and undo.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "read_mostly : bool\n"
+    "    Each processor that reads a page gets a copy of it; a write discards the copies.\n"
+    "preferred_location : Device or Host, optional\n"
+    "    Where pages should stay; Host(numa_id=N) names one NUMA node.\n"
+    "accessed_by : iterable of Device and Host()\n"
+    "    The processors that keep a mapping of the pages, so that their accesses do not fault.\n"
+    "\n"
+    "MigrationPolicy() has no advice, as newly allocated memory. default(), read_duplicated(),\n"
+    "prefer() and shared() make the usual ones. Immutable and hashable; compared by value; repr() is the\n"
+    "expression that makes an equal one; can be pickled.\n"
+    "\n"
+    "Raises TypeError for an object that is not a location, ValueError for a NUMA host in accessed_by or\n"
+    "a Device that this system does not have; unpickling raises the same. Safe from every thread.\n"
+    "Driver: none.");
+
 static PyObject *
 policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     enum { READ_MOSTLY, PREFERRED_LOCATION, ACCESSED_BY, ARGC };
-    static const char *const names[] = {
-        [READ_MOSTLY] = "read_mostly",
-        [PREFERRED_LOCATION] = "preferred_location",
-        [ACCESSED_BY] = "accessed_by",
-    };
-    static const mm_parameters parameters = {
-        .function = "MigrationPolicy", .names = names, .total = ARGC};
+    static mm_signature signature = {.doc = policy_doc};
     mm_state *state = mm_type_state(type);
     mm_policy policy = {0};
     PyObject *argv[ARGC];
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0) {
         return NULL;
     }
     if (argv[READ_MOSTLY] != NULL
@@ -82,17 +100,31 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return new_policy(type, &policy);
 }
 
+PyDoc_STRVAR(policy_default_doc, "default()\n--\n\n"
+                                 "No advice: a page moves to the processor that touches it.");
+
 static PyObject *
 policy_default(PyObject *type, PyObject *Py_UNUSED(none))
 {
     return new_policy((PyTypeObject *)type, &(mm_policy){0});
 }
 
+PyDoc_STRVAR(
+    policy_read_duplicated_doc,
+    "read_duplicated()\n--\n\n"
+    "Read mostly: each processor that reads a page gets a copy. For memory that is seldom written.");
+
 static PyObject *
 policy_read_duplicated(PyObject *type, PyObject *Py_UNUSED(none))
 {
     return new_policy((PyTypeObject *)type, &(mm_policy){.read_mostly = true});
 }
+
+PyDoc_STRVAR(policy_prefer_doc,
+             "prefer(location, /)\n--\n\n"
+             "Pages stay at that Device or Host; other processors access them there if they can.\n"
+             "\n"
+             "Host(numa_id=N) names one NUMA node. Raises as MigrationPolicy() does.");
 
 static PyObject *
 policy_prefer(PyObject *type, PyObject *location)
@@ -105,18 +137,23 @@ policy_prefer(PyObject *type, PyObject *location)
     return new_policy((PyTypeObject *)type, &policy);
 }
 
+PyDoc_STRVAR(
+    policy_shared_doc,
+    "shared(accessed_by=None)\n--\n\n"
+    "These Devices and Host() keep mappings of the pages; None: all devices and the host.\n"
+    "\n"
+    "Raises as MigrationPolicy() does. Driver: none, but None opens it to count the devices.");
+
 static PyObject *
 policy_shared(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"accessed_by"};
-    static const mm_parameters parameters = {
-        .function = "shared", .names = names, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = policy_shared_doc};
     mm_state *state = mm_type_state((PyTypeObject *)type);
     mm_policy policy = {0};
     PyObject *argv[1];
     mm_driver *cu;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
     if (argv[0] != NULL && argv[0] != Py_None) {
@@ -236,6 +273,8 @@ policy_repr(PyObject *op)
     return text;
 }
 
+PyDoc_STRVAR(policy_reduce_doc, "__reduce__($self, /)\n--\n\nFor pickle and copy.");
+
 static PyObject *
 policy_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -267,6 +306,13 @@ append_advice(mm_state *state, PyObject *list, CUmem_advise advice, CUmemLocatio
     return mm_append_item(list, pair);
 }
 
+PyDoc_STRVAR(
+    policy_advice_doc,
+    "advice($self, /)\n--\n\n"
+    "The policy as a list of (advice, location) for managedmem.advise().\n"
+    "\n"
+    "location is None for an advice that takes none. The list of the default policy is empty.");
+
 static PyObject *
 policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -297,22 +343,39 @@ policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
 /* The parameters of apply and applied. */
 enum { TARGETS, UNSUPPORTED, APPLY_ARGC };
 
-static const char *const apply_names[APPLY_ARGC] = {[TARGETS] = "", [UNSUPPORTED] = "unsupported"};
+PyDoc_STRVAR(
+    policy_apply_doc,
+    "apply($self, targets, /, *, unsupported='raise')\n--\n\n"
+    "Make the advice on all pages of the targets equal to this policy.\n"
+    "\n"
+    "Advice that the policy does not have is unset. targets as for managedmem.advise().\n"
+    "unsupported=\"skip\" passes over the targets that cannot take all of the policy here, and leaves\n"
+    "their advice as it is: memory that is not managed, except system memory that the current device\n"
+    "reaches, pool memory where the driver refuses its advice, and all targets if the policy names a device\n"
+    "without concurrent_managed_access.\n"
+    "\n"
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
+    "\n"
+    "Queries the present advice of each page, and gives only the advice that differs, once for each\n"
+    "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
+    "earlier advice is restored page by page, and the error says so if that fails too. The advice of\n"
+    "system memory cannot be queried: it is given whole, and a failure leaves none. On systems with\n"
+    "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
+    "at once, not in stream order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
+    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
+    "two threads that advise the same pages, the last one wins for each advice.\n"
+    "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyObject *
 policy_apply(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {.function = "apply",
-                                             .names = apply_names,
-                                             .required = 1,
-                                             .positional = 1,
-                                             .total = APPLY_ARGC};
+    static mm_signature signature = {.doc = policy_apply_doc};
     PyObject *argv[APPLY_ARGC];
     mm_page_runs before;
     mm_targets t;
     bool skips;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0
         || mm_policy_apply_to(mm_type_state(Py_TYPE(op)), policy_of(op), argv[TARGETS], skips, &t,
                               &before)
@@ -323,18 +386,22 @@ policy_apply(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kw
     return mm_targets_result(&t, 0, NULL);
 }
 
+PyDoc_STRVAR(
+    policy_applied_doc,
+    "applied($self, targets, /, *, unsupported='raise')\n--\n\n"
+    "A context manager: applies the policy for a `with` block, then restores the earlier advice.\n"
+    "\n"
+    "targets and unsupported as for apply(); the targets are read and checked now. Returns an\n"
+    "AppliedPolicy, which says more.");
+
 static PyObject *
 policy_applied(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const mm_parameters parameters = {.function = "applied",
-                                             .names = apply_names,
-                                             .required = 1,
-                                             .positional = 1,
-                                             .total = APPLY_ARGC};
+    static mm_signature signature = {.doc = policy_applied_doc};
     PyObject *argv[APPLY_ARGC];
     bool skips;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_unsupported(argv[UNSUPPORTED], &skips) < 0) {
         return NULL;
     }
@@ -355,6 +422,18 @@ common_policy(PyTypeObject *type, const mm_page_runs *runs)
     }
     return new_policy(type, runs->count > 0 ? &runs->run[0].policy : &(mm_policy){0});
 }
+
+PyDoc_STRVAR(
+    policy_of_doc,
+    "of(targets, /)\n--\n\n"
+    "The policy that memory has now.\n"
+    "\n"
+    "targets as for managedmem.advise(). Raises ValueError for system memory, whose advice cannot be\n"
+    "queried, and for pages that differ: see ManagedBuffer.page_runs(). A NUMA host reads back as Host()\n"
+    "on systems with one node; Host.numa_current() reads back as the node that was current.\n"
+    "\n"
+    "Queries the driver once for each page, as page_runs() does. Raises RuntimeError for a closed buffer.\n"
+    "Safe from every thread; releases the GIL. Driver: cuMemRangeGetAttributes.");
 
 static PyObject *
 policy_from_memory(PyObject *type, PyObject *targets)
@@ -385,101 +464,6 @@ policy_from_memory(PyObject *type, PyObject *targets)
     return policy;
 }
 
-PyDoc_STRVAR(
-    policy_doc,
-    "MigrationPolicy(*, read_mostly=False, preferred_location=None, accessed_by=())\n"
-    "--\n"
-    "\n"
-    "All advice about memory, as one value to apply, compare, store and undo.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "read_mostly : bool\n"
-    "    Each processor that reads a page gets a copy of it; a write discards the copies.\n"
-    "preferred_location : Device or Host, optional\n"
-    "    Where pages should stay; Host(numa_id=N) names one NUMA node.\n"
-    "accessed_by : iterable of Device and Host()\n"
-    "    The processors that keep a mapping of the pages, so that their accesses do not fault.\n"
-    "\n"
-    "MigrationPolicy() has no advice, as newly allocated memory. default(), read_duplicated(),\n"
-    "prefer() and shared() make the usual ones. Immutable and hashable; compared by value; repr() is the\n"
-    "expression that makes an equal one; can be pickled.\n"
-    "\n"
-    "Raises TypeError for an object that is not a location, ValueError for a NUMA host in accessed_by or\n"
-    "a Device that this system does not have; unpickling raises the same. Safe from every thread.\n"
-    "Driver: none.");
-
-PyDoc_STRVAR(policy_default_doc, "default()\n--\n\n"
-                                 "No advice: a page moves to the processor that touches it.");
-
-PyDoc_STRVAR(
-    policy_read_duplicated_doc,
-    "read_duplicated()\n--\n\n"
-    "Read mostly: each processor that reads a page gets a copy. For memory that is seldom written.");
-
-PyDoc_STRVAR(policy_prefer_doc,
-             "prefer(location, /)\n--\n\n"
-             "Pages stay at that Device or Host; other processors access them there if they can.\n"
-             "\n"
-             "Host(numa_id=N) names one NUMA node. Raises as MigrationPolicy() does.");
-
-PyDoc_STRVAR(
-    policy_shared_doc,
-    "shared(accessed_by=None)\n--\n\n"
-    "These Devices and Host() keep mappings of the pages; None: all devices and the host.\n"
-    "\n"
-    "Raises as MigrationPolicy() does. Driver: none, but None opens it to count the devices.");
-
-PyDoc_STRVAR(
-    policy_of_doc,
-    "of(targets, /)\n--\n\n"
-    "The policy that memory has now.\n"
-    "\n"
-    "targets as for managedmem.advise(). Raises ValueError for system memory, whose advice cannot be\n"
-    "queried, and for pages that differ: see ManagedBuffer.page_runs(). A NUMA host reads back as Host()\n"
-    "on systems with one node; Host.numa_current() reads back as the node that was current.\n"
-    "\n"
-    "Queries the driver once for each page, as page_runs() does. Raises RuntimeError for a closed buffer.\n"
-    "Safe from every thread; releases the GIL. Driver: cuMemRangeGetAttributes.");
-
-PyDoc_STRVAR(
-    policy_advice_doc,
-    "advice($self, /)\n--\n\n"
-    "The policy as a list of (advice, location) for managedmem.advise().\n"
-    "\n"
-    "location is None for an advice that takes none. The list of the default policy is empty.");
-
-PyDoc_STRVAR(
-    policy_apply_doc,
-    "apply($self, targets, /, *, unsupported='raise')\n--\n\n"
-    "Make the advice on all pages of the targets equal to this policy.\n"
-    "\n"
-    "Advice that the policy does not have is unset. targets as for managedmem.advise().\n"
-    "unsupported=\"skip\" passes over the targets that cannot take all of the policy here, and leaves\n"
-    "their advice as it is: memory that is not managed, except system memory that the current device\n"
-    "reaches, pool memory where the driver refuses its advice, and all targets if the policy names a device\n"
-    "without concurrent_managed_access.\n"
-    "\n"
-    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
-    "\n"
-    "Queries the present advice of each page, and gives only the advice that differs, once for each\n"
-    "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
-    "earlier advice is restored page by page, and the error says so if that fails too. The advice of\n"
-    "system memory cannot be queried: it is given whole, and a failure leaves none. On systems with\n"
-    "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
-    "at once, not in stream order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
-    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
-    "two threads that advise the same pages, the last one wins for each advice.\n"
-    "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
-
-PyDoc_STRVAR(
-    policy_applied_doc,
-    "applied($self, targets, /, *, unsupported='raise')\n--\n\n"
-    "A context manager: applies the policy for a `with` block, then restores the earlier advice.\n"
-    "\n"
-    "targets and unsupported as for apply(); the targets are read and checked now. Returns an\n"
-    "AppliedPolicy, which says more.");
-
 static PyMethodDef policy_methods[] = {
     {"default", policy_default, METH_NOARGS | METH_CLASS, policy_default_doc},
     {"read_duplicated", policy_read_duplicated, METH_NOARGS | METH_CLASS,
@@ -490,7 +474,7 @@ static PyMethodDef policy_methods[] = {
     {"advice", policy_advice, METH_NOARGS, policy_advice_doc},
     MM_METHOD("apply", policy_apply, policy_apply_doc),
     MM_METHOD("applied", policy_applied, policy_applied_doc),
-    {"__reduce__", policy_reduce, METH_NOARGS, "__reduce__($self, /)\n--\n\nFor pickle and copy."},
+    {"__reduce__", policy_reduce, METH_NOARGS, policy_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -85,19 +85,39 @@ read_limit(PyObject *value, size_t *out)
     return 0;
 }
 
+PyDoc_STRVAR(
+    recorder_doc,
+    "Recorder(*, limit=1000000, faults=True, sync=True)\n"
+    "--\n"
+    "\n"
+    "One recording of the events of managed memory in this process, made by trace().\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "limit : int\n"
+    "    Events to keep, between 1,000 and 10**9; those beyond it are in the sums only.\n"
+    "faults : bool\n"
+    "    Record page faults too.\n"
+    "sync : bool\n"
+    "    Wait for the current context, and for every device that this library has worked on, at the\n"
+    "    start, at marks and at the end.\n"
+    "\n"
+    "It is started once. If it is dropped while it runs, or the interpreter exits, it stops without\n"
+    "results. A forked child does not have it: there, running is False and stop() does nothing.\n"
+    "TypeError and ValueError for bad arguments. Safe from every thread; every method that waits\n"
+    "releases the GIL.");
+
 static PyObject *
 recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     enum { LIMIT, FAULTS, SYNC, ARGC };
-    static const char *const names[] = {[LIMIT] = "limit", [FAULTS] = "faults", [SYNC] = "sync"};
-    static const mm_parameters parameters = {
-        .function = "Recorder", .names = names, .total = ARGC};
+    static mm_signature signature = {.doc = recorder_doc};
     mm_state *state = mm_type_state(type);
     mm_recording_options options = {
         .faults = true, .synchronize = true, .owner = state->interpreter};
     PyObject *argv[ARGC], *self;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
         || read_limit(argv[LIMIT], &options.limit) < 0
         || (argv[FAULTS] != NULL
             && mm_read_flag(state, argv[FAULTS], "faults", &options.faults) < 0)
@@ -147,23 +167,33 @@ start_recording(mm_driver *cu, const mm_recording_options *options, bool wait,
 
 /* Reads the flag `wait`, the only argument of start() and stop(). */
 static int
-read_wait(mm_state *state, const char *function, PyObject *const *args, Py_ssize_t nargs,
+read_wait(mm_state *state, mm_signature *signature, PyObject *const *args, Py_ssize_t nargs,
           PyObject *kwnames, bool *wait)
 {
-    static const char *const names[] = {"wait"};
-    const mm_parameters parameters = {.function = function, .names = names, .total = 1};
     PyObject *value;
 
     *wait = true;
-    if (mm_args(&parameters, args, nargs, kwnames, &value) < 0) {
+    if (mm_signature_args(signature, args, nargs, kwnames, &value) < 0) {
         return -1;
     }
     return value != NULL ? mm_read_flag(state, value, "wait", wait) : 0;
 }
 
+PyDoc_STRVAR(
+    recorder_start_doc,
+    "start($self, /, *, wait=True)\n--\n\n"
+    "Wait, and begin to record.\n"
+    "\n"
+    "The first start of a process moves 64 KiB to check that the records are right. Raises\n"
+    "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
+    "recorded, RuntimeError for a second start, CUDAError when the driver refuses. wait=False does not\n"
+    "wait, and neither does a start while a managedmem.Stream or a blocking stream captures a graph.\n"
+    "Driver: cuCtxSynchronize, and the requests of /dev/nvidia-uvm-tools.");
+
 static PyObject *
 recorder_start(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static mm_signature signature = {.doc = recorder_start_doc};
     recorder_object *self = recorder_of(op);
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_recording *recording;
@@ -171,7 +201,7 @@ recorder_start(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     mm_status st;
     bool wait;
 
-    if (read_wait(state, "start", args, nargs, kwnames, &wait) < 0
+    if (read_wait(state, &signature, args, nargs, kwnames, &wait) < 0
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
@@ -203,6 +233,15 @@ recording_of(PyObject *op)
     return recording;
 }
 
+PyDoc_STRVAR(
+    recorder_mark_doc,
+    "mark($self, /)\n--\n\n"
+    "Wait, and end a part of the recording.\n"
+    "\n"
+    "Raises RuntimeError if it does not run, and, before it waits, while a managedmem.Stream or a\n"
+    "blocking stream captures a graph: the wait would destroy the capture. CUDAError when the driver\n"
+    "refuses; the part then goes on. Driver: cuCtxSynchronize.");
+
 static PyObject *
 recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -219,16 +258,26 @@ recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(
+    recorder_stop_doc,
+    "stop($self, /, *, wait=True)\n--\n\n"
+    "Wait, and end the last part and the recording; a second call does nothing.\n"
+    "\n"
+    "wait=False does not wait, and neither does a stop while a managedmem.Stream or a blocking stream\n"
+    "captures a graph. Raises RuntimeError before the start. When the driver refuses the wait, it raises\n"
+    "CUDAError after the recording has ended. Driver: cuCtxSynchronize.");
+
 static PyObject *
 recorder_stop(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
+    static mm_signature signature = {.doc = recorder_stop_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_recording *recording;
     mm_status st;
     bool wait;
     int rc;
 
-    if (read_wait(state, "stop", args, nargs, kwnames, &wait) < 0
+    if (read_wait(state, &signature, args, nargs, kwnames, &wait) < 0
         || (recording = recording_of(op)) == NULL) {
         return NULL;
     }
@@ -410,6 +459,19 @@ attribution_result(PyObject *op, mm_recorded_result *result)
     return Py_BuildValue("(NN)", memories, rows);
 }
 
+PyDoc_STRVAR(
+    recorder_attribute_doc,
+    "attribute($self, named, /)\n--\n\n"
+    "Assign the events of the finished parts to memories; returns (memories, rows).\n"
+    "\n"
+    "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
+    "address, nbytes, born, died, pooled): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times\n"
+    "are in nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory\n"
+    "that lives, pooled is True for a buffer from a pool. Each row is (part, memory, *sums), with the\n"
+    "index of a memory, or -1 for the total of the part, and the sums of FIELDS in bytes, events and\n"
+    "nanoseconds; rows of zeros are left out.\n"
+    "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
+
 static PyObject *
 recorder_attribute(PyObject *op, PyObject *value)
 {
@@ -439,6 +501,15 @@ recorder_attribute(PyObject *op, PyObject *value)
 }
 
 /* --- other results ------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(
+    recorder_events_doc,
+    "events($self, /)\n--\n\n"
+    "The events of the last attribute(): a read-only memoryview of bytes, 48 for each.\n"
+    "\n"
+    "The format of one is \"<4QI2h4BI\": start, end, address, amount, memory, source,\n"
+    "destination, kind, cause, access, flags, extra. The view stays as it is after later\n"
+    "calls. Empty before the first attribute().");
 
 static PyObject *
 recorder_events(PyObject *op, PyObject *Py_UNUSED(none))
@@ -470,6 +541,12 @@ count_pieces(recorder_object *self, size_t part)
     return pieces;
 }
 
+PyDoc_STRVAR(recorder_parts_doc,
+             "parts($self, /)\n--\n\n"
+             "The finished parts: tuples (start, end, number of events), times in nanoseconds.\n"
+             "\n"
+             "The events are those of the last attribute(); 0 for parts that ended after it.");
+
 static PyObject *
 recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -499,6 +576,12 @@ recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
     return list;
 }
 
+PyDoc_STRVAR(recorder_clock_doc,
+             "clock($self, /)\n--\n\n"
+             "Two moments on two clocks: (raw, monotonic) of the start and of the last mark.\n"
+             "\n"
+             "In nanoseconds. Events have raw times; time.perf_counter() is monotonic.");
+
 static PyObject *
 recorder_clock(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -515,6 +598,16 @@ recorder_clock(PyObject *op, PyObject *Py_UNUSED(none))
         "(KKKK)", (unsigned long long)moments[0].raw, (unsigned long long)moments[0].monotonic,
         (unsigned long long)moments[1].raw, (unsigned long long)moments[1].monotonic);
 }
+
+PyDoc_STRVAR(
+    recorder_report_doc,
+    "report($self, /)\n--\n\n"
+    "Counters of the recording, as a dict.\n"
+    "\n"
+    "lost, rejected, ambiguous, fault_overflows, fatal_faults: events; overhead: nanoseconds\n"
+    "spent in recording; unlisted: memories that were new after the limit; truncated: events\n"
+    "went beyond the limit; waited: False if the end\n"
+    "did not wait because of a capture.");
 
 static PyObject *
 recorder_report(PyObject *op, PyObject *Py_UNUSED(none))
@@ -575,101 +668,6 @@ recorder_get_source_detail(PyObject *op, void *Py_UNUSED(closure))
 }
 
 /* --- the type ----------------------------------------------------------------------------- */
-
-PyDoc_STRVAR(
-    recorder_doc,
-    "Recorder(*, limit=1000000, faults=True, sync=True)\n"
-    "--\n"
-    "\n"
-    "One recording of the events of managed memory in this process, made by trace().\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "limit : int\n"
-    "    Events to keep, between 1,000 and 10**9; those beyond it are in the sums only.\n"
-    "faults : bool\n"
-    "    Record page faults too.\n"
-    "sync : bool\n"
-    "    Wait for the current context, and for every device that this library has worked on, at the\n"
-    "    start, at marks and at the end.\n"
-    "\n"
-    "It is started once. If it is dropped while it runs, or the interpreter exits, it stops without\n"
-    "results. A forked child does not have it: there, running is False and stop() does nothing.\n"
-    "TypeError and ValueError for bad arguments. Safe from every thread; every method that waits\n"
-    "releases the GIL.");
-
-PyDoc_STRVAR(
-    recorder_start_doc,
-    "start($self, /, *, wait=True)\n--\n\n"
-    "Wait, and begin to record.\n"
-    "\n"
-    "The first start of a process moves 64 KiB to check that the records are right. Raises\n"
-    "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
-    "recorded, RuntimeError for a second start, CUDAError when the driver refuses. wait=False does not\n"
-    "wait, and neither does a start while a managedmem.Stream or a blocking stream captures a graph.\n"
-    "Driver: cuCtxSynchronize, and the requests of /dev/nvidia-uvm-tools.");
-
-PyDoc_STRVAR(
-    recorder_mark_doc,
-    "mark($self, /)\n--\n\n"
-    "Wait, and end a part of the recording.\n"
-    "\n"
-    "Raises RuntimeError if it does not run, and, before it waits, while a managedmem.Stream or a\n"
-    "blocking stream captures a graph: the wait would destroy the capture. CUDAError when the driver\n"
-    "refuses; the part then goes on. Driver: cuCtxSynchronize.");
-
-PyDoc_STRVAR(
-    recorder_stop_doc,
-    "stop($self, /, *, wait=True)\n--\n\n"
-    "Wait, and end the last part and the recording; a second call does nothing.\n"
-    "\n"
-    "wait=False does not wait, and neither does a stop while a managedmem.Stream or a blocking stream\n"
-    "captures a graph. Raises RuntimeError before the start. When the driver refuses the wait, it raises\n"
-    "CUDAError after the recording has ended. Driver: cuCtxSynchronize.");
-
-PyDoc_STRVAR(
-    recorder_attribute_doc,
-    "attribute($self, named, /)\n--\n\n"
-    "Assign the events of the finished parts to memories; returns (memories, rows).\n"
-    "\n"
-    "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
-    "address, nbytes, born, died, pooled): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times\n"
-    "are in nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory\n"
-    "that lives, pooled is True for a buffer from a pool. Each row is (part, memory, *sums), with the\n"
-    "index of a memory, or -1 for the total of the part, and the sums of FIELDS in bytes, events and\n"
-    "nanoseconds; rows of zeros are left out.\n"
-    "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
-
-PyDoc_STRVAR(
-    recorder_events_doc,
-    "events($self, /)\n--\n\n"
-    "The events of the last attribute(): a read-only memoryview of bytes, 48 for each.\n"
-    "\n"
-    "The format of one is \"<4QI2h4BI\": start, end, address, amount, memory, source,\n"
-    "destination, kind, cause, access, flags, extra. The view stays as it is after later\n"
-    "calls. Empty before the first attribute().");
-
-PyDoc_STRVAR(recorder_parts_doc,
-             "parts($self, /)\n--\n\n"
-             "The finished parts: tuples (start, end, number of events), times in nanoseconds.\n"
-             "\n"
-             "The events are those of the last attribute(); 0 for parts that ended after it.");
-
-PyDoc_STRVAR(recorder_clock_doc,
-             "clock($self, /)\n--\n\n"
-             "Two moments on two clocks: (raw, monotonic) of the start and of the last mark.\n"
-             "\n"
-             "In nanoseconds. Events have raw times; time.perf_counter() is monotonic.");
-
-PyDoc_STRVAR(
-    recorder_report_doc,
-    "report($self, /)\n--\n\n"
-    "Counters of the recording, as a dict.\n"
-    "\n"
-    "lost, rejected, ambiguous, fault_overflows, fatal_faults: events; overhead: nanoseconds\n"
-    "spent in recording; unlisted: memories that were new after the limit; truncated: events\n"
-    "went beyond the limit; waited: False if the end\n"
-    "did not wait because of a capture.");
 
 static PyMethodDef recorder_methods[] = {
     MM_METHOD("start", recorder_start, recorder_start_doc),

@@ -307,14 +307,31 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     return allocate(state, resource, stream, bytes, layout, policy);
 }
 
+PyDoc_STRVAR(
+    allocate_doc,
+    "allocate($self, size, *, stream=None, name=None, policy=None)\n--\n\n"
+    "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
+    "\n"
+    "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
+    "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
+    "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
+    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing. name is\n"
+    "that of ManagedBuffer.name.\n"
+    "\n"
+    "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
+    "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
+    "\n"
+    "Raises ValueError for a size below 0, a bad name, or a policy with a pool; TypeError for a size that\n"
+    "is not an int or a policy of another type; RuntimeError when the resource is closed; CUDAError for a\n"
+    "pool on a stream that captures a graph, and for advice that the driver refuses;\n"
+    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync.");
+
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { SIZE, STREAM, NAME, POLICY, ARGC };
-    static const char *const names[ARGC] = {
-        [SIZE] = "size", [STREAM] = "stream", [NAME] = "name", [POLICY] = "policy"};
-    static const mm_parameters parameters = {
-        .function = "allocate", .names = names, .required = 1, .positional = 1, .total = ARGC};
+    static mm_signature signature = {.doc = allocate_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
     const mm_policy *policy;
@@ -323,7 +340,7 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     mm_layout layout;
     size_t size;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0
         || mm_read_policy(state, argv[POLICY], &policy) < 0) {
         return NULL;
@@ -366,13 +383,19 @@ free_by_address(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream strea
     return mm_free(cu, start, st);
 }
 
+PyDoc_STRVAR(
+    deallocate_doc,
+    "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
+    "Free memory by its address. A ManagedBuffer made with from_handle(mr=...) calls it.\n"
+    "\n"
+    "Memory of a pool is freed in the order of the stream, other memory after everything queued on it.\n"
+    "Driver: cuMemFree, cuMemFreeAsync.");
+
 static PyObject *
 resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { PTR, SIZE, STREAM, ARGC };
-    static const char *const names[ARGC] = {[PTR] = "ptr", [SIZE] = "size", [STREAM] = "stream"};
-    static const mm_parameters parameters = {
-        .function = "deallocate", .names = names, .required = 2, .positional = 2, .total = ARGC};
+    static mm_signature signature = {.doc = deallocate_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
     mm_stream_use use;
@@ -383,7 +406,7 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
     bool wait;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_address_range(argv[PTR], argv[SIZE], &start, &size) < 0
         || (cu = mm_open(state)) == NULL
         || mm_stream_read_and_enter(state, argv[STREAM], &use) < 0) {
@@ -399,19 +422,26 @@ resource_deallocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObj
 
 /* --- pools ------------------------------------------------------------------------------ */
 
+PyDoc_STRVAR(
+    trim_doc,
+    "trim($self, /, keep=0)\n--\n\n"
+    "Release memory that the pool does not use to the system, down to keep bytes.\n"
+    "\n"
+    "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
+    "RuntimeError without a pool or when closed. Releases the GIL.\n"
+    "Driver: cuMemPoolTrimTo.");
+
 static PyObject *
 resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    static const char *const names[] = {"keep"};
-    static const mm_parameters parameters = {
-        .function = "trim", .names = names, .positional = 1, .total = 1};
+    static mm_signature signature = {.doc = trim_doc};
     PyObject *argv[1];
     long long keep = 0;
     mm_driver *cu;
     mm_status st;
     int rc;
 
-    if (mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || (argv[0] != NULL && mm_read_index(argv[0], "keep", PyExc_TypeError, &keep) < 0)) {
         return NULL;
     }
@@ -429,6 +459,16 @@ resource_trim(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *k
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(
+    close_doc,
+    "close($self, /)\n--\n\n"
+    "Stop allocating. Closing a second time does nothing. Buffers of the resource stay valid.\n"
+    "\n"
+    "A pool ends after its last buffer, once its queued frees have run. Waits only for calls that other\n"
+    "threads are making with the resource. Raises CUDAError inside a host function, where the resource\n"
+    "stays open, and when the driver refuses, after which it counts as closed. Safe from every thread.\n"
+    "Driver: cuMemPoolDestroy.");
+
 static PyObject *
 resource_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -441,6 +481,8 @@ resource_close(PyObject *op, PyObject *Py_UNUSED(none))
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(resource_enter_doc, "__enter__($self, /)\n--\n\nThe resource itself.");
+
 static PyObject *
 resource_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -450,6 +492,8 @@ resource_enter(PyObject *op, PyObject *Py_UNUSED(none))
     }
     return Py_NewRef(op);
 }
+
+PyDoc_STRVAR(resource_exit_doc, "__exit__($self, /, *exception)\n--\n\nClose the resource.");
 
 static PyObject *
 resource_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
@@ -507,60 +551,12 @@ PyMemberDef mm_resource_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-PyDoc_STRVAR(
-    allocate_doc,
-    "allocate($self, size, *, stream=None, name=None, policy=None)\n--\n\n"
-    "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
-    "\n"
-    "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
-    "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
-    "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
-    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing. name is\n"
-    "that of ManagedBuffer.name.\n"
-    "\n"
-    "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
-    "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
-    "\n"
-    "Raises ValueError for a size below 0, a bad name, or a policy with a pool; TypeError for a size that\n"
-    "is not an int or a policy of another type; RuntimeError when the resource is closed; CUDAError for a\n"
-    "pool on a stream that captures a graph, and for advice that the driver refuses;\n"
-    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync.");
-
-PyDoc_STRVAR(
-    deallocate_doc,
-    "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
-    "Free memory by its address. A ManagedBuffer made with from_handle(mr=...) calls it.\n"
-    "\n"
-    "Memory of a pool is freed in the order of the stream, other memory after everything queued on it.\n"
-    "Driver: cuMemFree, cuMemFreeAsync.");
-
-PyDoc_STRVAR(
-    trim_doc,
-    "trim($self, /, keep=0)\n--\n\n"
-    "Release memory that the pool does not use to the system, down to keep bytes.\n"
-    "\n"
-    "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
-    "RuntimeError without a pool or when closed. Releases the GIL.\n"
-    "Driver: cuMemPoolTrimTo.");
-
-PyDoc_STRVAR(
-    close_doc,
-    "close($self, /)\n--\n\n"
-    "Stop allocating. Closing a second time does nothing. Buffers of the resource stay valid.\n"
-    "\n"
-    "A pool ends after its last buffer, once its queued frees have run. Waits only for calls that other\n"
-    "threads are making with the resource. Raises CUDAError inside a host function, where the resource\n"
-    "stays open, and when the driver refuses, after which it counts as closed. Safe from every thread.\n"
-    "Driver: cuMemPoolDestroy.");
-
 PyMethodDef mm_resource_methods[] = {
     MM_METHOD("allocate", resource_allocate, allocate_doc),
     MM_METHOD("deallocate", resource_deallocate, deallocate_doc),
     MM_METHOD("trim", resource_trim, trim_doc),
     {"close", resource_close, METH_NOARGS, close_doc},
-    {"__enter__", resource_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe resource itself."},
-    MM_POSITIONAL_METHOD("__exit__", resource_exit,
-                         "__exit__($self, /, *exception)\n--\n\nClose the resource."),
+    {"__enter__", resource_enter, METH_NOARGS, resource_enter_doc},
+    MM_POSITIONAL_METHOD("__exit__", resource_exit, resource_exit_doc),
     {NULL, NULL, 0, NULL},
 };

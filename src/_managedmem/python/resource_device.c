@@ -2,19 +2,31 @@
 #include "foreign_location.h"
 #include "resource.h"
 
+PyDoc_STRVAR(
+    device_resource_doc,
+    "DeviceMemoryResource(device)\n"
+    "--\n"
+    "\n"
+    "Allocates plain memory of a device, from a driver pool of its own.\n"
+    "\n"
+    "device is a Device, also of another library, or an ordinal. The buffers do not migrate: prefetch,\n"
+    "discard and advice raise ValueError, and the host reads them only with copy_to(). Allocating and\n"
+    "freeing follow the order of a stream. Without a stream, allocations, frees, copies and fills use\n"
+    "the default stream of this device, even if another device is current. Other devices can access\n"
+    "the memory once they are in peer_accessible_by. The pool keeps freed memory until trim(), or until\n"
+    "attributes.release_threshold is lowered.\n"
+    "\n"
+    "Raises TypeError for other objects, ValueError for a device that does not exist. Safe from every\n"
+    "thread. Driver: cuMemPoolCreate.");
+
 static PyObject *
 device_resource_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[] = {"device"};
-    static const mm_parameters parameters = {.function = "DeviceMemoryResource",
-                                             .names = names,
-                                             .required = 1,
-                                             .positional = 1,
-                                             .total = 1};
+    static mm_signature signature = {.doc = device_resource_doc};
     PyObject *argv[1];
     int device;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
         || mm_read_device(mm_type_state(type), argv[0], &device) < 0) {
         return NULL;
     }
@@ -33,23 +45,6 @@ device_resource_repr(PyObject *op)
     return PyUnicode_FromFormat("DeviceMemoryResource(Device(%d))",
                                 mm_resource_of(op)->location.id);
 }
-
-PyDoc_STRVAR(
-    device_resource_doc,
-    "DeviceMemoryResource(device)\n"
-    "--\n"
-    "\n"
-    "Allocates plain memory of a device, from a driver pool of its own.\n"
-    "\n"
-    "device is a Device, also of another library, or an ordinal. The buffers do not migrate: prefetch,\n"
-    "discard and advice raise ValueError, and the host reads them only with copy_to(). Allocating and\n"
-    "freeing follow the order of a stream. Without a stream, allocations, frees, copies and fills use\n"
-    "the default stream of this device, even if another device is current. Other devices can access\n"
-    "the memory once they are in peer_accessible_by. The pool keeps freed memory until trim(), or until\n"
-    "attributes.release_threshold is lowered.\n"
-    "\n"
-    "Raises TypeError for other objects, ValueError for a device that does not exist. Safe from every\n"
-    "thread. Driver: cuMemPoolCreate.");
 
 static PyGetSetDef device_resource_getset[] = {
     {"is_host_accessible", mm_resource_get_false, NULL, "False: only devices can use it.", NULL},

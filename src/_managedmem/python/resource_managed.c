@@ -39,17 +39,46 @@ read_default_policy(mm_state *state, PyObject *const argv[ARGC], mm_policy *poli
     return 0;
 }
 
+PyDoc_STRVAR(
+    managed_doc,
+    "ManagedMemoryResource(*, pooled=False, preferred_location=None, policy=None)\n"
+    "--\n"
+    "\n"
+    "Allocates managed memory, each buffer on pages of its own.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "pooled : bool\n"
+    "    True creates a driver pool. NotImplementedError before CUDA 13.0, and where a device has no\n"
+    "    concurrent_managed_access.\n"
+    "preferred_location : Device or Host, optional\n"
+    "    Where the memory should live. Without a pool it is short for\n"
+    "    policy=MigrationPolicy.prefer(...).\n"
+    "policy : MigrationPolicy, optional\n"
+    "    The advice of each allocation that has no policy of its own; not with a pool.\n"
+    "\n"
+    "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
+    "opens no driver. Each buffer is advised when it is allocated, copies of buffers too, and its advice\n"
+    "can be changed later.\n"
+    "\n"
+    "With a pool, allocating and freeing cost microseconds and follow the order of a stream, but drivers\n"
+    "refuse all advice on pool memory: its location is set once. The pool keeps freed memory until\n"
+    "trim(), or until attributes.release_threshold is lowered.\n"
+    "\n"
+    "Where a device has no concurrent_managed_access, a UserWarning comes once in a process: with the\n"
+    "first allocation, or before, with a resource that is made after the driver was opened.\n"
+    "\n"
+    "Raises TypeError for bad arguments, ValueError for a policy with a pool or a preferred location.\n"
+    "Safe from every thread. Driver: cuMemPoolCreate.");
+
 static PyObject *
 managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const char *const names[ARGC] = {
-        [POOLED] = "pooled", [PREFERRED] = "preferred_location", [POLICY] = "policy"};
-    static const mm_parameters parameters = {
-        .function = "ManagedMemoryResource", .names = names, .total = ARGC};
+    static mm_signature signature = {.doc = managed_doc};
     mm_policy policy = {0};
     PyObject *argv[ARGC], *self;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0) {
         return NULL;
     }
     if (argv[POOLED] != NULL && !PyBool_Check(argv[POOLED])) {
@@ -138,38 +167,6 @@ managed_repr(PyObject *op)
                                 r->pooled ? "pooled=True, " : "",
                                 mm_location_text(r->location, text));
 }
-
-PyDoc_STRVAR(
-    managed_doc,
-    "ManagedMemoryResource(*, pooled=False, preferred_location=None, policy=None)\n"
-    "--\n"
-    "\n"
-    "Allocates managed memory, each buffer on pages of its own.\n"
-    "\n"
-    "Parameters\n"
-    "----------\n"
-    "pooled : bool\n"
-    "    True creates a driver pool. NotImplementedError before CUDA 13.0, and where a device has no\n"
-    "    concurrent_managed_access.\n"
-    "preferred_location : Device or Host, optional\n"
-    "    Where the memory should live. Without a pool it is short for\n"
-    "    policy=MigrationPolicy.prefer(...).\n"
-    "policy : MigrationPolicy, optional\n"
-    "    The advice of each allocation that has no policy of its own; not with a pool.\n"
-    "\n"
-    "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
-    "opens no driver. Each buffer is advised when it is allocated, copies of buffers too, and its advice\n"
-    "can be changed later.\n"
-    "\n"
-    "With a pool, allocating and freeing cost microseconds and follow the order of a stream, but drivers\n"
-    "refuse all advice on pool memory: its location is set once. The pool keeps freed memory until\n"
-    "trim(), or until attributes.release_threshold is lowered.\n"
-    "\n"
-    "Where a device has no concurrent_managed_access, a UserWarning comes once in a process: with the\n"
-    "first allocation, or before, with a resource that is made after the driver was opened.\n"
-    "\n"
-    "Raises TypeError for bad arguments, ValueError for a policy with a pool or a preferred location.\n"
-    "Safe from every thread. Driver: cuMemPoolCreate.");
 
 static PyGetSetDef managed_getset[] = {
     {"is_host_accessible", mm_resource_get_true, NULL, "True: the host can use the memory.", NULL},

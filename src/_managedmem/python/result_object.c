@@ -105,6 +105,10 @@ mm_result_init(PyObject *module, mm_state *state)
 
 /* --- managedmem.result_cache ------------------------------------------------------------------ */
 
+const char mm_results_usage_doc[] =
+    "_results_usage()\n--\n\n"
+    "The limit of page-locked results, the bytes of all of them and of the idle ones.";
+
 PyObject *
 mm_results_usage(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
@@ -123,6 +127,9 @@ trim(size_t keep)
     Py_RETURN_NONE;
 }
 
+const char mm_results_limit_doc[] = "_results_limit(limit, /)\n--\n\n"
+                                    "Set the limit in bytes, and free idle blocks beyond it.";
+
 PyObject *
 mm_results_limit(PyObject *Py_UNUSED(module), PyObject *limit)
 {
@@ -135,6 +142,9 @@ mm_results_limit(PyObject *Py_UNUSED(module), PyObject *limit)
     return trim(bytes);
 }
 
+const char mm_results_trim_doc[] = "_results_trim(keep, /)\n--\n\n"
+                                   "Free idle blocks until at most `keep` bytes are idle.";
+
 PyObject *
 mm_results_trim(PyObject *Py_UNUSED(module), PyObject *keep)
 {
@@ -142,13 +152,3 @@ mm_results_trim(PyObject *Py_UNUSED(module), PyObject *keep)
 
     return mm_read_size(keep, "keep", &bytes) < 0 ? NULL : trim(bytes);
 }
-
-const char mm_results_usage_doc[] =
-    "_results_usage()\n--\n\n"
-    "The limit of page-locked results, the bytes of all of them and of the idle ones.";
-
-const char mm_results_limit_doc[] = "_results_limit(limit, /)\n--\n\n"
-                                    "Set the limit in bytes, and free idle blocks beyond it.";
-
-const char mm_results_trim_doc[] = "_results_trim(keep, /)\n--\n\n"
-                                   "Free idle blocks until at most `keep` bytes are idle.";

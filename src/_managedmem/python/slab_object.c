@@ -23,14 +23,17 @@ make_slab(mm_driver *cu, int device, size_t size, bool on_host, mm_status *st)
     return on_host ? mm_slab_on_host(device, size, st) : mm_slab_on_device(cu, device, size, st);
 }
 
+PyDoc_STRVAR(
+    slab_doc,
+    "_Slab(device, nbytes, on_host)\n--\n\n"
+    "Plain memory that is freed with its last reference: on the device, or host memory that\n"
+    "lock() page-locks, so that the device reaches it.");
+
 static PyObject *
 slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     enum { DEVICE, NBYTES, ON_HOST, ARGC };
-    static const char *const names[ARGC] = {
-        [DEVICE] = "device", [NBYTES] = "nbytes", [ON_HOST] = "on_host"};
-    static const mm_parameters parameters = {
-        .function = "_Slab", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
+    static mm_signature signature = {.doc = slab_doc};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC], *self;
     bool on_host = false;
@@ -39,7 +42,7 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     mm_slab *slab;
     mm_status st;
 
-    if (mm_args_new(&parameters, args, kwargs, argv) < 0
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
         || mm_read_size(argv[DEVICE], "device", &device) < 0
         || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
         || mm_read_flag(state, argv[ON_HOST], "on_host", &on_host) < 0
@@ -72,6 +75,8 @@ slab_dealloc(PyObject *op)
     Py_END_ALLOW_THREADS
     mm_free_object(op);
 }
+
+PyDoc_STRVAR(slab_lock_doc, "lock($self, /)\n--\n\nPage-lock memory of the host.");
 
 static PyObject *
 slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
@@ -135,14 +140,15 @@ copy_source(mm_driver *cu, const mm_slab *slab, size_t offset, const mm_foreign 
                    st);
 }
 
+PyDoc_STRVAR(slab_fill_doc,
+             "fill($self, /, offset, nbytes, source)\n--\n\n"
+             "Copy the bytes of an array, as many as are expected, into memory of the host.");
+
 static PyObject *
 slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { OFFSET, NBYTES, SOURCE, ARGC };
-    static const char *const names[ARGC] = {
-        [OFFSET] = "offset", [NBYTES] = "nbytes", [SOURCE] = "source"};
-    static const mm_parameters parameters = {
-        .function = "fill", .names = names, .required = ARGC, .positional = ARGC, .total = ARGC};
+    static mm_signature signature = {.doc = slab_fill_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     const mm_slab *slab = slab_of(op)->slab;
     mm_driver *cu = mm_open(state);
@@ -152,7 +158,7 @@ slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
     mm_status st;
     int rc = 0;
 
-    if (cu == NULL || mm_args(&parameters, args, nargs, kwnames, argv) < 0
+    if (cu == NULL || mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_size(argv[OFFSET], "offset", &offset) < 0
         || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
         || read_source(state, argv[SOURCE], &source) < 0) {
@@ -188,17 +194,9 @@ slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromSize_t(slab_of(op)->slab->size);
 }
 
-PyDoc_STRVAR(
-    slab_doc,
-    "_Slab(device, nbytes, on_host)\n--\n\n"
-    "Plain memory that is freed with its last reference: on the device, or host memory that\n"
-    "lock() page-locks, so that the device reaches it.");
-
 static PyMethodDef slab_methods[] = {
-    {"lock", slab_lock, METH_NOARGS, "lock($self, /)\n--\n\nPage-lock memory of the host."},
-    MM_METHOD("fill", slab_fill,
-              "fill($self, /, offset, nbytes, source)\n--\n\n"
-              "Copy the bytes of an array, as many as are expected, into memory of the host."),
+    {"lock", slab_lock, METH_NOARGS, slab_lock_doc},
+    MM_METHOD("fill", slab_fill, slab_fill_doc),
     {NULL, NULL, 0, NULL},
 };
 

@@ -117,10 +117,29 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
     return self;
 }
 
+PyDoc_STRVAR(
+    stream_doc,
+    "Stream()\n"
+    "--\n"
+    "\n"
+    "A new non-blocking stream on the calling thread's current device.\n"
+    "\n"
+    "Work queued on it runs in order, and independently of the default stream. close(), the end of a\n"
+    "`with` block or of the object ends it; work that was queued before still runs.\n"
+    "\n"
+    "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
+    "keeps its hash.\n"
+    "\n"
+    "If the current context is not the device's primary one, cuCtxDestroy of it ends the stream. Work on\n"
+    "it then raises CUDAError with code 709; close() makes no driver call.\n"
+    "\n"
+    "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
+    "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING, cuCtxGetId.");
+
 static PyObject *
 stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static const mm_parameters parameters = {.function = "Stream"};
+    static mm_signature signature = {.doc = stream_doc};
     mm_state *state = mm_type_state(type);
     CUstream handle = NULL;
     mm_stream *shared;
@@ -129,7 +148,8 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     mm_status st;
     int rc;
 
-    if (mm_args_new(&parameters, args, kwargs, NULL) < 0 || (cu = mm_open(state)) == NULL) {
+    if (mm_signature_args_new(&signature, args, kwargs, NULL) < 0
+        || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -153,6 +173,14 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     return self;
 }
+
+PyDoc_STRVAR(
+    stream_from_handle_doc,
+    "from_handle(handle, /)\n--\n\n"
+    "A Stream for a CUstream or cudaStream_t that another object owns.\n"
+    "\n"
+    "handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
+    "Closing the Stream leaves the handle alone. ValueError for a negative handle.");
 
 static PyObject *
 stream_from_handle(PyObject *type, PyObject *value)
@@ -193,6 +221,15 @@ stream_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
+PyDoc_STRVAR(
+    stream_close_doc,
+    "close($self, /)\n--\n\n"
+    "End the stream; a second call does nothing. Work that was queued still runs.\n"
+    "\n"
+    "Waits only for calls that other threads are making with it; inside a host function it raises\n"
+    "CUDAError instead, and the stream stays open. Pool memory that was allocated on the stream keeps\n"
+    "the driver's stream until it is freed. Driver: cuStreamDestroy.");
+
 static PyObject *
 stream_close(PyObject *op, PyObject *Py_UNUSED(none))
 {
@@ -205,17 +242,26 @@ stream_close(PyObject *op, PyObject *Py_UNUSED(none))
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
+PyDoc_STRVAR(stream_exit_doc, "__exit__($self, /, *exception)\n--\n\nClose the stream.");
+
 static PyObject *
 stream_exit(PyObject *op, PyObject *const *Py_UNUSED(args), Py_ssize_t Py_UNUSED(nargs))
 {
     return stream_close(op, NULL);
 }
 
+PyDoc_STRVAR(stream_enter_doc, "__enter__($self, /)\n--\n\nThe stream itself.");
+
 static PyObject *
 stream_enter(PyObject *op, PyObject *Py_UNUSED(none))
 {
     return stream_check_open(op) < 0 ? NULL : Py_NewRef(op);
 }
+
+PyDoc_STRVAR(stream_sync_doc, "sync($self, /)\n--\n\n"
+                              "Wait until everything queued so far is done. Releases the GIL.\n"
+                              "\n"
+                              "Driver: cuStreamSynchronize.");
 
 static PyObject *
 stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
@@ -237,6 +283,12 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     mm_report_leaks();
     return mm_none_or_raise(state, rc, &st);
 }
+
+PyDoc_STRVAR(stream_query_doc,
+             "query($self, /)\n--\n\n"
+             "True if everything queued so far is done. Does not wait. Releases the GIL.\n"
+             "\n"
+             "Driver: cuStreamQuery.");
 
 static PyObject *
 stream_query(PyObject *op, PyObject *Py_UNUSED(none))
@@ -272,6 +324,9 @@ stream_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(mm_guard_is_closed(&stream_of(op)->guard));
 }
+
+PyDoc_STRVAR(stream_cuda_stream_doc,
+             "__cuda_stream__($self, /)\n--\n\nThe stream protocol: (0, handle).");
 
 static PyObject *
 stream_cuda_stream(PyObject *op, PyObject *Py_UNUSED(none))
@@ -329,63 +384,14 @@ stream_hash(PyObject *op)
     return hash == -1 ? -2 : hash;
 }
 
-PyDoc_STRVAR(
-    stream_doc,
-    "Stream()\n"
-    "--\n"
-    "\n"
-    "A new non-blocking stream on the calling thread's current device.\n"
-    "\n"
-    "Work queued on it runs in order, and independently of the default stream. close(), the end of a\n"
-    "`with` block or of the object ends it; work that was queued before still runs.\n"
-    "\n"
-    "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
-    "keeps its hash.\n"
-    "\n"
-    "If the current context is not the device's primary one, cuCtxDestroy of it ends the stream. Work on\n"
-    "it then raises CUDAError with code 709; close() makes no driver call.\n"
-    "\n"
-    "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
-    "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING, cuCtxGetId.");
-
-PyDoc_STRVAR(
-    stream_from_handle_doc,
-    "from_handle(handle, /)\n--\n\n"
-    "A Stream for a CUstream or cudaStream_t that another object owns.\n"
-    "\n"
-    "handle is its address as an int; 0 and 1 are the legacy default stream, 2 the per-thread one.\n"
-    "Closing the Stream leaves the handle alone. ValueError for a negative handle.");
-
-PyDoc_STRVAR(stream_sync_doc, "sync($self, /)\n--\n\n"
-                              "Wait until everything queued so far is done. Releases the GIL.\n"
-                              "\n"
-                              "Driver: cuStreamSynchronize.");
-
-PyDoc_STRVAR(stream_query_doc,
-             "query($self, /)\n--\n\n"
-             "True if everything queued so far is done. Does not wait. Releases the GIL.\n"
-             "\n"
-             "Driver: cuStreamQuery.");
-
-PyDoc_STRVAR(
-    stream_close_doc,
-    "close($self, /)\n--\n\n"
-    "End the stream; a second call does nothing. Work that was queued still runs.\n"
-    "\n"
-    "Waits only for calls that other threads are making with it; inside a host function it raises\n"
-    "CUDAError instead, and the stream stays open. Pool memory that was allocated on the stream keeps\n"
-    "the driver's stream until it is freed. Driver: cuStreamDestroy.");
-
 static PyMethodDef stream_methods[] = {
     {"from_handle", stream_from_handle, METH_O | METH_CLASS, stream_from_handle_doc},
     {"sync", stream_sync, METH_NOARGS, stream_sync_doc},
     {"query", stream_query, METH_NOARGS, stream_query_doc},
     {"close", stream_close, METH_NOARGS, stream_close_doc},
-    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS,
-     "__cuda_stream__($self, /)\n--\n\nThe stream protocol: (0, handle)."},
-    {"__enter__", stream_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe stream itself."},
-    MM_POSITIONAL_METHOD("__exit__", stream_exit,
-                         "__exit__($self, /, *exception)\n--\n\nClose the stream."),
+    {"__cuda_stream__", stream_cuda_stream, METH_NOARGS, stream_cuda_stream_doc},
+    {"__enter__", stream_enter, METH_NOARGS, stream_enter_doc},
+    MM_POSITIONAL_METHOD("__exit__", stream_exit, stream_exit_doc),
     {NULL, NULL, 0, NULL},
 };
 
