@@ -8,6 +8,7 @@ is first shown a text that breaks it.
 import ast
 import fnmatch
 import re
+import statistics
 import tomllib
 
 import pytest
@@ -529,6 +530,24 @@ def test_architecture_page_names_every_source():
     page = (ROOT / "docs" / "develop" / "architecture.rst").read_text()
     sources = [path.name for path in (ROOT / "src" / "_managedmem").glob("*/*.c")]
     assert [name for name in sources if f"``{name}``" not in page] == []
+
+
+def lines_to_functions():
+    """For each method, the lines from the end of its docstring to the name of its function."""
+    texts = {path: path.read_text() for path in sorted(ROOMS["python"].glob("*.c"))}
+    row = r'(?:MM_\w+\(|\{)\s*"\w+",\s*(?:\(PyCFunction\))?(\w+),\s*(?:METH_[\w| ]+,\s*)?(\w+_doc)\b'
+    for function, docstring in {m.groups() for t in texts.values() for m in re.finditer(row, t)}:
+        for text in texts.values():
+            found = re.search(rf"\b{docstring}(?:,|\[\] =).*?\"\)?;\n", text, re.DOTALL)
+            named = re.search(rf"^{function}\(", text, re.MULTILINE)
+            if found and named:
+                yield text.count("\n", found.end(), named.start())
+
+
+def test_docstrings_stand_above_their_functions():
+    distances = list(lines_to_functions())
+    assert len(distances) > 100
+    assert statistics.median(distances) <= 5
 
 
 def test_source_files_have_names_of_their_own():

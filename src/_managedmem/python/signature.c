@@ -107,7 +107,7 @@ enum { NAME_TEXT = 32, NAMES_TEXT = 128 };
 
 /* Copies a name out of the docstring, for PyErr_Format, which takes no length before Python 3.12. */
 static const char *
-copy_name(const char *name, size_t length, char text[NAME_TEXT])
+print_name(const char *name, size_t length, char text[NAME_TEXT])
 {
     (void)PyOS_snprintf(text, NAME_TEXT, "%.*s", (int)length, name);
     return text;
@@ -116,7 +116,7 @@ copy_name(const char *name, size_t length, char text[NAME_TEXT])
 static const char *
 function_name(const mm_signature *s, char text[NAME_TEXT])
 {
-    return copy_name(s->doc, strcspn(s->doc, "("), text);
+    return print_name(s->doc, strcspn(s->doc, "("), text);
 }
 
 /* Lists the parameters from `first` on, after an introduction; "" if none of them has a name. */
@@ -212,7 +212,7 @@ refuse_missing(const mm_signature *s, int i)
     const char *name = name_at(s, i, &length);
 
     PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (pos %d)",
-                 function_name(s, function), copy_name(name, length, missing), i + 1);
+                 function_name(s, function), print_name(name, length, missing), i + 1);
     return -1;
 }
 
