@@ -33,20 +33,20 @@ fake_open(const char *path)
         return -1;
     }
     fake.opened++;
-    return nodes ? NODES_FILE : mm_kernel_presence.calls->open(path);
+    return nodes ? NODES_FILE : mm_kernel_pagemap.calls->open(path);
 }
 
 static int
 fake_ioctl(int file, unsigned long request, void *argument)
 {
-    return mm_kernel_presence.calls->ioctl(file, request, argument);
+    return mm_kernel_pagemap.calls->ioctl(file, request, argument);
 }
 
 static ssize_t
 fake_pread(int file, void *to, size_t size, off_t offset)
 {
     if (file != NODES_FILE) {
-        return mm_kernel_presence.calls->pread(file, to, size, offset);
+        return mm_kernel_pagemap.calls->pread(file, to, size, offset);
     }
     CHECK(strlen(fake.nodes) <= size);
     memcpy(to, fake.nodes, strlen(fake.nodes));
@@ -57,7 +57,7 @@ static int
 fake_close(int file)
 {
     fake.closed++;
-    return file == NODES_FILE ? 0 : mm_kernel_presence.calls->close(file);
+    return file == NODES_FILE ? 0 : mm_kernel_pagemap.calls->close(file);
 }
 
 /* Page n of the memory at node_start is on node n % 3, but every fifth one is gone. */
@@ -74,14 +74,14 @@ fake_move_pages(unsigned long count, void **pages, int *nodes)
     return fake.may_ask ? 0 : -1;
 }
 
-static const mm_presence_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
-                                             fake_move_pages};
+static const mm_pagemap_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
+                                            fake_move_pages};
 
-static mm_presence_source
+static mm_pagemap_source
 fresh_source(void)
 {
     memset(&fake, 0, sizeof fake);
-    return (mm_presence_source){.calls = &fake_calls};
+    return (mm_pagemap_source){.calls = &fake_calls};
 }
 
 static uint64_t
@@ -132,7 +132,7 @@ prefetch(mm_range range, int device)
 }
 
 static int
-read_one(mm_presence_source *source, mm_range range, mm_places *places, mm_status *st)
+read_one(mm_pagemap_source *source, mm_range range, mm_places *places, mm_status *st)
 {
     mm_batch batch;
 
@@ -174,7 +174,7 @@ check_places(mm_range range, const expected_run *expected, size_t count)
     mm_places places;
     mm_status st;
 
-    CHECK_OK(read_one(&mm_kernel_presence, range, &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, range, &places, &st), &st);
     CHECK_EQUAL(places.count, 1);
     CHECK_EQUAL(places.range[0].count, count);
     for (size_t i = 0; i < count; i++) {
@@ -254,7 +254,7 @@ the_driver_is_asked_little(void)
     store(pages_of(m, 0, 64));
     world.log_clear();
     world.fail("cuCtxGetCurrent", 1, 999, 0);
-    CHECK_OK(read_one(&mm_kernel_presence, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
     CHECK(!world.fail_fired()); /* all of it is mapped: not even a context is needed */
     world.fail_clear();
     mm_places_free(&places);
@@ -262,7 +262,7 @@ the_driver_is_asked_little(void)
     prefetch(pages_of(m, 8, 8), 0);
     prefetch(pages_of(m, 40, 8), 1);
     world.log_clear();
-    CHECK_OK(read_one(&mm_kernel_presence, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
     mm_places_free(&places);
     CHECK_EQUAL(world_calls("cuMemRangeGetAttributes"), 2);
     mm_memory_release(m);
@@ -272,7 +272,7 @@ static void
 failures_leave_nothing(void)
 {
     mm_memory *m = allocate(64);
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     mm_places places;
     mm_status st;
     int nth = 0, fired;
@@ -306,7 +306,7 @@ static void
 failed_allocations_leave_nothing(void)
 {
     mm_memory *m = allocate(64);
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     bool failed = true;
     mm_status st;
 
@@ -341,13 +341,13 @@ systems_whose_page_map_says_nothing_are_refused(void)
     mm_status st;
 
     world.cu->concurrent_access = false;
-    CHECK(read_one(&mm_kernel_presence, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1), &places, &st) < 0);
     CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK(strstr(st.detail, "concurrent_managed_access") != NULL);
     mm_places_free(&places);
     world.cu->concurrent_access = true;
     world.cu->direct_host_access = true;
-    CHECK(read_one(&mm_kernel_presence, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1), &places, &st) < 0);
     CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK(strstr(st.detail, "direct_managed_mem_access_from_host") != NULL);
     mm_places_free(&places);
@@ -359,7 +359,7 @@ static void
 places_have_the_bytes_of_nodes(void)
 {
     mm_memory *m = allocate(64);
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     uint64_t page = page_size(), sum = 0;
     mm_places places;
     mm_status st;

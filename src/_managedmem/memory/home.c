@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "presence.h"
+#include "pagemap.h"
 
 /* The emulated driver has nodes of its own. */
 static bool
@@ -14,7 +14,7 @@ has_several_nodes(const mm_driver *cu)
     int (*count)(void);
 
     memcpy(&count, &symbol, sizeof symbol);
-    return symbol != NULL ? count() > 1 : mm_presence_has_nodes(&mm_kernel_presence);
+    return symbol != NULL ? count() > 1 : mm_pagemap_has_nodes(&mm_kernel_pagemap);
 }
 
 int

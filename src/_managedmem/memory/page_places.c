@@ -241,7 +241,7 @@ append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
 
 /* On a machine with several nodes. Where the process may not ask, node_bytes stays NULL. */
 static int
-count_nodes_of(place_reader *reader, const mm_spans *mapped, mm_presence_source *source,
+count_nodes_of(place_reader *reader, const mm_spans *mapped, mm_pagemap_source *source,
                mm_status *st)
 {
     uint64_t *bytes = calloc(MM_MOST_NODES, sizeof *bytes);
@@ -249,7 +249,7 @@ count_nodes_of(place_reader *reader, const mm_spans *mapped, mm_presence_source 
     if (bytes == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for the bytes of NUMA nodes");
     }
-    if (!mm_presence_count_nodes(source, mapped, span_of(reader->range), bytes)) {
+    if (!mm_pagemap_count_nodes(source, mapped, span_of(reader->range), bytes)) {
         free(bytes);
         bytes = NULL;
     }
@@ -266,13 +266,13 @@ covers(const mm_spans *mapped, mm_span pages)
 
 /* The driver is asked only about pages that are not mapped. */
 static int
-read_places(place_reader *reader, mm_presence *map, mm_status *st)
+read_places(place_reader *reader, mm_pagemap *map, mm_status *st)
 {
     uint64_t page = mm_page_size(), end = mm_range_end(reader->range);
     mm_span pages = {reader->range.start / page * page, (end + page - 1) / page * page};
     mm_spans mapped = {0};
     mm_scope scope;
-    int rc = mm_presence_read(map, pages, &mapped, st);
+    int rc = mm_pagemap_read(map, pages, &mapped, st);
 
     if (rc == 0 && covers(&mapped, pages)) {
         rc = append_all(reader, &mapped, st);
@@ -280,7 +280,7 @@ read_places(place_reader *reader, mm_presence *map, mm_status *st)
         rc = append_all(reader, &mapped, st);
         mm_scope_leave(&scope);
     }
-    if (rc == 0 && mm_presence_has_nodes(map->source)) {
+    if (rc == 0 && mm_pagemap_has_nodes(map->source)) {
         rc = count_nodes_of(reader, &mapped, map->source, st);
     }
     mm_spans_free(&mapped);
@@ -305,13 +305,13 @@ check_system(const mm_driver *cu, mm_status *st)
 }
 
 static int
-read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+read_ranges(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges, mm_places *out,
             mm_status *st)
 {
-    mm_presence map;
+    mm_pagemap map;
     int rc = 0;
 
-    if (check_system(cu, st) < 0 || mm_presence_open(&map, source, st) < 0) {
+    if (check_system(cu, st) < 0 || mm_pagemap_open(&map, source, st) < 0) {
         return -1;
     }
     for (size_t i = 0; rc == 0 && i < ranges->count; i++) {
@@ -320,12 +320,12 @@ read_ranges(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, m
         rc = reader.range.size > 0 ? read_places(&reader, &map, st) : 0;
         out->range[i] = one;
     }
-    mm_presence_close(&map);
+    mm_pagemap_close(&map);
     return rc;
 }
 
 int
-mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges, mm_places *out,
+mm_places_read(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges, mm_places *out,
                mm_status *st)
 {
     size_t empty = 0;

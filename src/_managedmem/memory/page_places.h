@@ -3,7 +3,7 @@
 #define MM_PAGE_PLACES_H
 
 #include "batch.h"
-#include "presence.h"
+#include "pagemap.h"
 
 typedef enum {
     MM_PLACE_HOST, /* on the host, perhaps with copies on devices */
@@ -42,7 +42,7 @@ typedef struct {
 
 /* Reads the places of the ranges of a batch, in its order. Fails with MM_UNSUPPORTED if the page
  * map of this system does not show places. *out is to be freed also after a failure. */
-MM_NODISCARD int mm_places_read(mm_driver *cu, mm_presence_source *source, const mm_batch *ranges,
+MM_NODISCARD int mm_places_read(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges,
                                 mm_places *out, mm_status *st);
 
 void mm_places_free(mm_places *places);

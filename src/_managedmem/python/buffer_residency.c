@@ -136,7 +136,7 @@ mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
     }
     mm_batch_one(&ranges, use.range, mm_host());
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_places_read(use.cu, &mm_kernel_presence, &ranges, &places, &st);
+    rc = mm_places_read(use.cu, &mm_kernel_pagemap, &ranges, &places, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     result = rc < 0 ? mm_raise(b->state, &st) : make_residency(b->state, &places, &ranges);
@@ -176,7 +176,7 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     rc = mm_targets_enter(&t, NULL, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
-        rc = mm_places_read(t.cu, &mm_kernel_presence, &t.batch, &places, &st);
+        rc = mm_places_read(t.cu, &mm_kernel_pagemap, &t.batch, &places, &st);
         mm_targets_leave(&t);
         Py_END_ALLOW_THREADS
     }

@@ -379,8 +379,9 @@ static PyStructSequence_Field memory_info_fields[] = {
     {NULL, NULL},
 };
 
-static PyStructSequence_Desc memory_info_desc = {
-    "managedmem.typing.MemoryInfo", "Free and total bytes of a device's memory.", memory_info_fields, 2};
+static PyStructSequence_Desc memory_info_desc = {"managedmem.typing.MemoryInfo",
+                                                 "Free and total bytes of a device's memory.",
+                                                 memory_info_fields, 2};
 
 int
 mm_device_init(PyObject *module, mm_state *state)

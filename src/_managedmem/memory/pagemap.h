@@ -1,4 +1,4 @@
-/* presence.h: the pages of an address range that the host has mapped, from the kernel's page map
+/* pagemap.h: the pages of an address range that the host has mapped, from the kernel's page map
  * of this process, and their NUMA nodes. No page is touched, and the driver is not called. */
 #ifndef MM_PRESENCE_H
 #define MM_PRESENCE_H
@@ -31,40 +31,39 @@ typedef struct {
     ssize_t (*pread)(int file, void *to, size_t size, off_t offset);
     int (*close)(int file);
     long (*move_pages)(unsigned long count, void **pages, int *nodes); /* moves none: asks */
-} mm_presence_calls;
+} mm_pagemap_calls;
 
 typedef enum { MM_NODES_UNKNOWN, MM_ONE_NODE, MM_SEVERAL_NODES } mm_node_count;
 
 /* The calls, and the abilities of the kernel, once a call has shown them. */
 typedef struct {
-    const mm_presence_calls *calls;
+    const mm_pagemap_calls *calls;
     atomic_bool lacks_scan; /* has no PAGEMAP_SCAN, which Linux has from 6.7 on */
     atomic_int nodes; /* mm_node_count */
-} mm_presence_source;
+} mm_pagemap_source;
 
-extern mm_presence_source mm_kernel_presence;
+extern mm_pagemap_source mm_kernel_pagemap;
 
 /* The open page map of this process. A forked child has another one, so it is opened for each
  * use. */
 typedef struct {
-    mm_presence_source *source;
+    mm_pagemap_source *source;
     int file;
-} mm_presence;
+} mm_pagemap;
 
 /* Fails with MM_SYSTEM_CALL, as where /proc is not mounted. */
-MM_NODISCARD int mm_presence_open(mm_presence *map, mm_presence_source *source, mm_status *st);
-void mm_presence_close(mm_presence *map);
+MM_NODISCARD int mm_pagemap_open(mm_pagemap *map, mm_pagemap_source *source, mm_status *st);
+void mm_pagemap_close(mm_pagemap *map);
 
 /* Appends the mapped pages of a range, which lies behind those in the list and consists of whole
  * pages. After a failure the list has some of them. */
-MM_NODISCARD int mm_presence_read(mm_presence *map, mm_span range, mm_spans *mapped,
-                                  mm_status *st);
+MM_NODISCARD int mm_pagemap_read(mm_pagemap *map, mm_span range, mm_spans *mapped, mm_status *st);
 
 /* Nodes with greater numbers are not counted. */
 enum { MM_MOST_NODES = 64 };
 
 /* True if the pages of this machine can be on several NUMA nodes. */
-bool mm_presence_has_nodes(mm_presence_source *source);
+bool mm_pagemap_has_nodes(mm_pagemap_source *source);
 
 /* The part of a span inside of another one. */
 mm_span mm_span_inside(mm_span span, mm_span limits);
@@ -72,7 +71,7 @@ mm_span mm_span_inside(mm_span span, mm_span limits);
 /* Adds the bytes of mapped pages, as far as they are inside the limits, to those of their nodes.
  * Pages that were unmapped meanwhile count nowhere. False, with some of the pages counted, if this
  * process may not ask. */
-MM_NODISCARD bool mm_presence_count_nodes(mm_presence_source *source, const mm_spans *mapped,
-                                          mm_span limits, uint64_t bytes[MM_MOST_NODES]);
+MM_NODISCARD bool mm_pagemap_count_nodes(mm_pagemap_source *source, const mm_spans *mapped,
+                                         mm_span limits, uint64_t bytes[MM_MOST_NODES]);
 
 #endif

@@ -1,7 +1,7 @@
-/* test_presence.c: both ways of reading the page map against each other and against the pages that
+/* test_pagemap.c: both ways of reading the page map against each other and against the pages that
  * were touched, with every system call failing or lying, and the NUMA nodes of pages.
  *
- * Usage: test_presence PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * Usage: test_pagemap PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "failing_allocations.h"
-#include "memory/presence.h"
+#include "memory/pagemap.h"
 #include "world.h"
 
 enum { PAGES = 3000, TRIALS = 40, ROUNDS = 200, MILLION = 1000000 };
@@ -122,7 +122,7 @@ fake_open(const char *path)
         return -1;
     }
     fake.opened++;
-    return mm_kernel_presence.calls->open(path);
+    return mm_kernel_pagemap.calls->open(path);
 }
 
 static int
@@ -136,7 +136,7 @@ fake_ioctl(int file, unsigned long request, void *argument)
         errno = fake.scan_error;
         return -1;
     }
-    count = mm_kernel_presence.calls->ioctl(file, request, argument);
+    count = mm_kernel_pagemap.calls->ioctl(file, request, argument);
     if (fake.lie != NULL) {
         fake.lie(argument, &count);
     }
@@ -160,7 +160,7 @@ fake_pread(int file, void *to, size_t size, off_t offset)
         errno = fake.read_error;
         return fake.read_error != 0 ? -1 : 0;
     }
-    length = mm_kernel_presence.calls->pread(file, to, size, offset);
+    length = mm_kernel_pagemap.calls->pread(file, to, size, offset);
     return fake.longest_read > 0 && length > fake.longest_read ? fake.longest_read : length;
 }
 
@@ -172,7 +172,7 @@ fake_close(int file)
         return 0;
     }
     fake.closed++;
-    return mm_kernel_presence.calls->close(file);
+    return mm_kernel_pagemap.calls->close(file);
 }
 
 static long
@@ -182,29 +182,29 @@ fake_move_pages(unsigned long count, void **pages, int *nodes)
     return fake.move_pages(count, pages, nodes);
 }
 
-static const mm_presence_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
-                                             fake_move_pages};
+static const mm_pagemap_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
+                                            fake_move_pages};
 
 /* A source about whose kernel nothing is known. */
-static mm_presence_source
+static mm_pagemap_source
 fresh_source(void)
 {
     memset(&fake, 0, sizeof fake);
-    return (mm_presence_source){.calls = &fake_calls};
+    return (mm_pagemap_source){.calls = &fake_calls};
 }
 
 static int
-read_pages(mm_presence_source *source, uint64_t start, size_t count, mm_spans *out, mm_status *st)
+read_pages(mm_pagemap_source *source, uint64_t start, size_t count, mm_spans *out, mm_status *st)
 {
-    mm_presence map;
+    mm_pagemap map;
     int rc;
 
     *out = (mm_spans){0};
-    if (mm_presence_open(&map, source, st) < 0) {
+    if (mm_pagemap_open(&map, source, st) < 0) {
         return -1;
     }
-    rc = mm_presence_read(&map, (mm_span){start, start + count * page_size()}, out, st);
-    mm_presence_close(&map);
+    rc = mm_pagemap_read(&map, (mm_span){start, start + count * page_size()}, out, st);
+    mm_pagemap_close(&map);
     return rc;
 }
 
@@ -213,7 +213,7 @@ read_pages(mm_presence_source *source, uint64_t start, size_t count, mm_spans *o
 static bool
 kernel_scans(void)
 {
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     uint64_t start = map_pages(1);
     mm_spans spans;
     mm_status st;
@@ -231,7 +231,7 @@ both_ways_agree_with_what_was_touched(void)
 
     for (unsigned seed = 1; seed <= TRIALS; seed++) {
         uint64_t start = map_pages(PAGES);
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         mm_spans spans;
         mm_status st;
         touch_some(start, expected, seed);
@@ -261,7 +261,7 @@ a_kernel_without_scans_is_remembered(void)
 
     touch_some(start, expected, 7);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         fake.scan_error = cases[i].error;
         for (int round = 0; round < 3; round++) {
             mm_spans spans;
@@ -282,7 +282,7 @@ a_scan_that_fails_halfway_is_finished_by_entries(void)
 {
     uint64_t start = map_pages(PAGES);
     bool expected[PAGES];
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     mm_spans spans;
     mm_status st;
 
@@ -375,7 +375,7 @@ scans_that_cannot_be_true_are_not_believed(void)
     }
     touch_some(start, expected, 3);
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         mm_spans spans;
         fake.lie = lies[i];
         CHECK_OK(read_pages(&source, start, PAGES, &spans, &st), &st);
@@ -388,7 +388,7 @@ scans_that_cannot_be_true_are_not_believed(void)
 }
 
 static void
-check_refused(mm_presence_source *source, uint64_t start, int code)
+check_refused(mm_pagemap_source *source, uint64_t start, int code)
 {
     mm_spans spans;
     mm_status st;
@@ -407,7 +407,7 @@ refusals_name_the_file(void)
     static const int open_errors[] = {ENOENT, EACCES, EMFILE, EPERM};
     static const int read_errors[] = {EFAULT, EPERM, ENOMEM};
     uint64_t start = map_pages(PAGES);
-    mm_presence_source source;
+    mm_pagemap_source source;
 
     for (size_t i = 0; i < sizeof open_errors / sizeof *open_errors; i++) {
         source = fresh_source();
@@ -438,7 +438,7 @@ short_and_interrupted_reads_go_on(void)
 
     touch_some(start, expected, 11);
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         mm_spans spans;
         fake.scan_error = ENOTTY;
         fake.open_error = fake.read_error = EINTR;
@@ -463,7 +463,7 @@ reading_without_memory_leaves_nothing(void)
     for (int by_entries = 0; by_entries < 2; by_entries++) {
         bool failed = true;
         for (long nth = 1; failed; nth++) {
-            mm_presence_source source = fresh_source();
+            mm_pagemap_source source = fresh_source();
             long before = live_bytes();
             mm_spans spans;
             int rc;
@@ -487,7 +487,7 @@ a_million_runs_are_read_both_ways(void)
 {
     size_t count = 2 * (size_t)MILLION;
     uint64_t start = map_pages(count);
-    mm_presence_source source;
+    mm_pagemap_source source;
     mm_spans spans;
     mm_status st;
 
@@ -525,11 +525,11 @@ nodes_are_counted_once(void)
                  {"0-1\n", true}, {"0,2\n", true}, {"0-1,4\n", true}};
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         fake.nodes = cases[i].text;
-        CHECK_EQUAL(mm_presence_has_nodes(&source), cases[i].several);
+        CHECK_EQUAL(mm_pagemap_has_nodes(&source), cases[i].several);
         fake.nodes = cases[i].several ? NULL : "0-1\n"; /* nobody looks again */
-        CHECK_EQUAL(mm_presence_has_nodes(&source), cases[i].several);
+        CHECK_EQUAL(mm_pagemap_has_nodes(&source), cases[i].several);
     }
 }
 
@@ -569,7 +569,7 @@ name_odd_nodes(unsigned long count, void **pages, int *nodes)
 static void
 bytes_of_nodes_are_those_of_their_pages(void)
 {
-    mm_presence_source source = fresh_source();
+    mm_pagemap_source source = fresh_source();
     uint64_t page = page_size(), bytes[MM_MOST_NODES] = {0}, expected[3] = {0};
     mm_span spans[2] = {{0, 0}, {0, 0}}, limits;
     mm_spans mapped = {spans, 2, 2};
@@ -583,15 +583,15 @@ bytes_of_nodes_are_those_of_their_pages(void)
         expected[n % 3] += n % 5 != 0 && (n < 700 || n >= 800) ? amount : 0;
     }
     fake.move_pages = spread_pages;
-    CHECK(mm_presence_count_nodes(&source, &mapped, limits, bytes));
+    CHECK(mm_pagemap_count_nodes(&source, &mapped, limits, bytes));
     for (int node = 0; node < MM_MOST_NODES; node++) {
         CHECK_EQUAL(bytes[node], node < 3 ? expected[node] : 0);
     }
     fake.move_pages = refuse_to_tell;
-    CHECK(!mm_presence_count_nodes(&source, &mapped, limits, bytes));
+    CHECK(!mm_pagemap_count_nodes(&source, &mapped, limits, bytes));
     memset(bytes, 0, sizeof bytes);
     fake.move_pages = name_odd_nodes;
-    CHECK(mm_presence_count_nodes(&source, &mapped, limits, bytes));
+    CHECK(mm_pagemap_count_nodes(&source, &mapped, limits, bytes));
     for (int node = 0; node < MM_MOST_NODES; node++) {
         CHECK_EQUAL(bytes[node], 0);
     }
@@ -639,7 +639,7 @@ spans_keep_their_order_while_pages_come_and_go(void)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, map_and_unmap, &start), 0);
     }
     for (int round = 0; round < ROUNDS; round++) {
-        mm_presence_source source = fresh_source();
+        mm_pagemap_source source = fresh_source();
         mm_spans spans;
         fake.scan_error = round % 2 ? ENOTTY : 0;
         CHECK_OK(read_pages(&source, start, PAGES, &spans, &st), &st);

@@ -1,6 +1,6 @@
-/* presence.c: reads the kernel's page map of this process: PAGEMAP_SCAN, which answers with runs,
+/* pagemap.c: reads the kernel's page map of this process: PAGEMAP_SCAN, which answers with runs,
  * or the entries of /proc/self/pagemap. */
-#include "presence.h"
+#include "pagemap.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -38,10 +38,10 @@ ask_for_nodes(unsigned long count, void **pages, int *nodes)
     return syscall(SYS_move_pages, 0, count, pages, NULL, nodes, 0);
 }
 
-static const mm_presence_calls kernel_calls = {open_to_read, call_ioctl, pread, close,
-                                               ask_for_nodes};
+static const mm_pagemap_calls kernel_calls = {open_to_read, call_ioctl, pread, close,
+                                              ask_for_nodes};
 
-mm_presence_source mm_kernel_presence = {.calls = &kernel_calls};
+mm_pagemap_source mm_kernel_pagemap = {.calls = &kernel_calls};
 
 /* --- spans ------------------------------------------------------------------------------ */
 
@@ -102,7 +102,7 @@ typedef enum { SCANNED, NOT_SCANNED, SCAN_FAILED } scan_result;
 /* A request ends early when its regions are used up; the next one goes on from there. NOT_SCANNED
  * leaves the rest, from *start on, to read_entries. */
 MM_GUARD_ARRAYS static scan_result
-scan_pages(const mm_presence *map, uint64_t *start, uint64_t end, mm_spans *mapped, mm_status *st)
+scan_pages(const mm_pagemap *map, uint64_t *start, uint64_t end, mm_spans *mapped, mm_status *st)
 {
     scan_region regions[REGIONS] = {{0}};
     scan_argument request = {.size = sizeof request,
@@ -162,7 +162,7 @@ append_entries(const uint64_t *entries, size_t count, uint64_t start, mm_spans *
 }
 
 MM_GUARD_ARRAYS static int
-read_entries(const mm_presence *map, uint64_t start, uint64_t end, mm_spans *mapped, mm_status *st)
+read_entries(const mm_pagemap *map, uint64_t start, uint64_t end, mm_spans *mapped, mm_status *st)
 {
     uint64_t entries[ENTRIES];
     size_t page = mm_page_size();
@@ -192,7 +192,7 @@ read_entries(const mm_presence *map, uint64_t start, uint64_t end, mm_spans *map
 /* --- the page map ----------------------------------------------------------------------- */
 
 int
-mm_presence_open(mm_presence *map, mm_presence_source *source, mm_status *st)
+mm_pagemap_open(mm_pagemap *map, mm_pagemap_source *source, mm_status *st)
 {
     map->source = source;
     do {
@@ -202,7 +202,7 @@ mm_presence_open(mm_presence *map, mm_presence_source *source, mm_status *st)
 }
 
 void
-mm_presence_close(mm_presence *map)
+mm_pagemap_close(mm_pagemap *map)
 {
     assert(map->file >= 0);
     (void)map->source->calls->close(map->file); /* nothing was written */
@@ -210,7 +210,7 @@ mm_presence_close(mm_presence *map)
 }
 
 int
-mm_presence_read(mm_presence *map, mm_span range, mm_spans *mapped, mm_status *st)
+mm_pagemap_read(mm_pagemap *map, mm_span range, mm_spans *mapped, mm_status *st)
 {
     uint64_t at = range.start;
 
@@ -232,7 +232,7 @@ mm_presence_read(mm_presence *map, mm_span range, mm_spans *mapped, mm_status *s
 
 /* The kernel lists nodes as in "0" or "0-1,4". */
 static mm_node_count
-count_nodes(const mm_presence_calls *calls)
+count_nodes(const mm_pagemap_calls *calls)
 {
     char text[256];
     int file = calls->open(nodes_with_memory);
@@ -251,7 +251,7 @@ count_nodes(const mm_presence_calls *calls)
 }
 
 bool
-mm_presence_has_nodes(mm_presence_source *source)
+mm_pagemap_has_nodes(mm_pagemap_source *source)
 {
     int nodes = atomic_load_explicit(&source->nodes, memory_order_relaxed);
 
@@ -280,7 +280,7 @@ typedef struct {
 } node_query;
 
 static bool
-ask_nodes(const mm_presence_calls *calls, node_query *query, uint64_t bytes[MM_MOST_NODES])
+ask_nodes(const mm_pagemap_calls *calls, node_query *query, uint64_t bytes[MM_MOST_NODES])
 {
     if (query->count > 0 && calls->move_pages(query->count, query->page, query->node) < 0) {
         return false;
@@ -295,8 +295,8 @@ ask_nodes(const mm_presence_calls *calls, node_query *query, uint64_t bytes[MM_M
 }
 
 MM_GUARD_ARRAYS bool
-mm_presence_count_nodes(mm_presence_source *source, const mm_spans *mapped, mm_span limits,
-                        uint64_t bytes[MM_MOST_NODES])
+mm_pagemap_count_nodes(mm_pagemap_source *source, const mm_spans *mapped, mm_span limits,
+                       uint64_t bytes[MM_MOST_NODES])
 {
     uint64_t page = mm_page_size();
     node_query query = {.count = 0};
