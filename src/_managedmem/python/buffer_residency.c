@@ -1,6 +1,6 @@
 /* buffer_residency.c: buf.residency() and managedmem.residency(): the places of pages as a
  * Residency, a class of managedmem/_residency.py. */
-#include "../memory/page_places.h"
+#include "../memory/page_residency.h"
 #include "location_object.h"
 #include "module_functions.h"
 #include "targets.h"

@@ -1,13 +1,13 @@
-/* test_page_places.c: the places of pages, made of the page map and of the driver's records: byte
+/* test_page_residency.c: the places of pages, made of the page map and of the driver's records: byte
  * for byte, with refusals of the driver and of the system, and on machines with several NUMA
  * nodes.
  *
- * Usage: test_page_places PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * Usage: test_page_residency PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <errno.h>
 #include <stdbool.h>
 
 #include "failing_allocations.h"
-#include "memory/page_places.h"
+#include "memory/page_residency.h"
 #include "world.h"
 
 enum { BLOCK_PAGES = 512 };

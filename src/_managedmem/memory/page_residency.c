@@ -1,6 +1,6 @@
-/* page_places.c: the places of pages, from the host's page map and the driver's records of
+/* page_residency.c: the places of pages, from the host's page map and the driver's records of
  * prefetches. */
-#include "page_places.h"
+#include "page_residency.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* page_places.h: where the pages of ranges are, as far as that is known, with the evidence. */
-#ifndef MM_PAGE_PLACES_H
-#define MM_PAGE_PLACES_H
+/* page_residency.h: where the pages of ranges are, as far as that is known, with the evidence. */
+#ifndef MM_PAGE_RESIDENCY_H
+#define MM_PAGE_RESIDENCY_H
 
 #include "batch.h"
 #include "pagemap.h"
