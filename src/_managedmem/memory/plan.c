@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "skips.h"
+#include "unsupported.h"
 
 /* A guard that an execution enters, or a range that it checks again. Each memory has one hold,
  * however many entries lie in it. */

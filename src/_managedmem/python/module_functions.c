@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "../memory/skips.h"
+#include "../memory/unsupported.h"
 #include "location_set.h"
 #include "resource.h"
 #include "target_calls.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../memory/skips.h"
+#include "../memory/unsupported.h"
 #include "location_object.h"
 #include "stream_object.h"
 #include "targets.h"

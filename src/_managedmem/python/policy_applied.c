@@ -2,7 +2,7 @@
  * earlier advice at the end of a `with` block. */
 #include "policy_object.h"
 
-#include "../memory/skips.h"
+#include "../memory/unsupported.h"
 
 /* The stages IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made an object BUSY owns
  * its other fields; `held` and `before` have contents while it is IN_FORCE. */

@@ -2,7 +2,7 @@
  * first call that changes anything. */
 #include "target_calls.h"
 
-#include "../memory/skips.h"
+#include "../memory/unsupported.h"
 #include "stream_object.h"
 
 PyObject *

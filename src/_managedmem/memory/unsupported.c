@@ -1,5 +1,5 @@
-/* skips.c: passing over ranges that cannot take an operation on this system. */
-#include "skips.h"
+/* unsupported.c: passing over ranges that cannot take an operation on this system. */
+#include "unsupported.h"
 
 #include <assert.h>
 

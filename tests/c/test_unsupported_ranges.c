@@ -1,9 +1,9 @@
-/* test_skips.c: operations that pass over ranges, on systems for which the emulated driver has no
+/* test_unsupported_ranges.c: operations that pass over ranges, on systems for which the emulated driver has no
  * profile: one device with concurrent access and one without, and a driver that accepts advice on
  * pool memory.
  *
- * Usage: test_skips PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
-#include "memory/skips.h"
+ * Usage: test_unsupported_ranges PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+#include "memory/unsupported.h"
 #include "world.h"
 
 enum { SIZE = 16 << 10 };

@@ -1,7 +1,7 @@
-/* skips.h: operations that pass over the ranges that cannot take them on this system, and count
+/* unsupported.h: operations that pass over the ranges that cannot take them on this system, and count
  * these. Ranges that are passed over become empty. Other failures are those of the operations. */
-#ifndef MM_SKIPS_H
-#define MM_SKIPS_H
+#ifndef MM_UNSUPPORTED_H
+#define MM_UNSUPPORTED_H
 
 #include "dispatch.h"
 #include "policy.h"
