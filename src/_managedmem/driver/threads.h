@@ -16,10 +16,10 @@ typedef struct {
     pthread_mutex_t mutex;
     pthread_cond_t released;
     bool taken;
-} mm_turn;
+} mm_operation_lock;
 
 static inline void
-mm_turn_init(mm_turn *turn)
+mm_operation_lock_init(mm_operation_lock *turn)
 {
     (void)pthread_mutex_init(&turn->mutex, NULL);
     (void)pthread_cond_init(&turn->released, NULL);
@@ -27,14 +27,14 @@ mm_turn_init(mm_turn *turn)
 }
 
 static inline void
-mm_turn_destroy(mm_turn *turn)
+mm_operation_lock_destroy(mm_operation_lock *turn)
 {
     (void)pthread_cond_destroy(&turn->released);
     (void)pthread_mutex_destroy(&turn->mutex);
 }
 
 static inline void
-mm_turn_take(mm_turn *turn)
+mm_operation_lock_take(mm_operation_lock *turn)
 {
     (void)pthread_mutex_lock(&turn->mutex);
     while (turn->taken) {
@@ -45,7 +45,7 @@ mm_turn_take(mm_turn *turn)
 }
 
 static inline void
-mm_turn_release(mm_turn *turn)
+mm_operation_lock_release(mm_operation_lock *turn)
 {
     (void)pthread_mutex_lock(&turn->mutex);
     assert(turn->taken);

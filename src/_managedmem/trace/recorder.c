@@ -32,7 +32,7 @@ struct mm_recording {
     atomic_bool running;
     atomic_uint_fast64_t overhead;
     /* The turn. */
-    mm_turn turn;
+    mm_operation_lock turn;
     /* The thread. */
     pthread_t thread;
     bool has_thread;
@@ -291,7 +291,7 @@ new_recording(mm_driver *cu, const mm_recording_options *options, mm_status *st)
     r->types = mm_uvm_types(options->faults);
     r->waited = true;
     (void)pthread_mutex_init(&r->lock, NULL);
-    mm_turn_init(&r->turn);
+    mm_operation_lock_init(&r->turn);
     return r;
 }
 
@@ -301,7 +301,7 @@ free_recording(mm_recording *r)
     assert(!r->has_thread);
     mm_recorded_free(&r->recorded);
     mm_life_records_free(r->lives, r->life_count);
-    mm_turn_destroy(&r->turn);
+    mm_operation_lock_destroy(&r->turn);
     (void)pthread_mutex_destroy(&r->lock);
     free(r);
 }
@@ -442,10 +442,10 @@ mm_recording_mark(mm_recording *r, mm_status *st)
     if (r->options.synchronize && mm_await_devices_without_captures(r->cu, st) < 0) {
         return -1;
     }
-    mm_turn_take(&r->turn);
+    mm_operation_lock_take(&r->turn);
     rc = mark_in_turn(r, st);
     add_overhead(r, begun);
-    mm_turn_release(&r->turn);
+    mm_operation_lock_release(&r->turn);
     return rc;
 }
 
@@ -493,7 +493,7 @@ mm_recording_stop(mm_recording *r, bool wait, mm_status *st)
     if (wait) {
         rc = wait_unless_capturing(r, &waited, st);
     }
-    mm_turn_take(&r->turn);
+    mm_operation_lock_take(&r->turn);
     if (mm_recording_is_running(r)) {
         lock_recording(r);
         r->waited = waited || !r->options.synchronize;
@@ -503,7 +503,7 @@ mm_recording_stop(mm_recording *r, bool wait, mm_status *st)
     } else {
         rc = 0; /* another thread was faster */
     }
-    mm_turn_release(&r->turn);
+    mm_operation_lock_release(&r->turn);
     return rc;
 }
 
@@ -522,11 +522,11 @@ mm_recording_free(mm_recording *r)
         return;
     }
     set_current(r, NULL);
-    mm_turn_take(&r->turn);
+    mm_operation_lock_take(&r->turn);
     if (mm_recording_is_running(r)) {
         end_recording(r);
     }
-    mm_turn_release(&r->turn);
+    mm_operation_lock_release(&r->turn);
     free_recording(r);
 }
 
@@ -538,11 +538,11 @@ mm_recordings_end(const void *owner)
     }
     (void)pthread_mutex_lock(&current_mutex); /* so that no thread frees it */
     if (current != NULL && current->options.owner == owner) {
-        mm_turn_take(&current->turn);
+        mm_operation_lock_take(&current->turn);
         if (mm_recording_is_running(current)) {
             end_recording(current);
         }
-        mm_turn_release(&current->turn);
+        mm_operation_lock_release(&current->turn);
     }
     (void)pthread_mutex_unlock(&current_mutex);
 }
@@ -645,9 +645,9 @@ mm_recording_attribute(mm_recording *r, const mm_named_range *named, size_t name
     if (mm_driver_forked()) {
         return fail_forked_recording(st);
     }
-    mm_turn_take(&r->turn);
+    mm_operation_lock_take(&r->turn);
     rc = attribute_in_turn(r, named, named_count, result, st);
-    mm_turn_release(&r->turn);
+    mm_operation_lock_release(&r->turn);
     if (rc < 0) {
         mm_recorded_result_free(result);
     }
