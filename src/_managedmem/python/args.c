@@ -198,7 +198,7 @@ truth_of_bool(mm_state *state, PyObject *value)
 }
 
 int
-mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out)
+mm_read_flag_slow(mm_state *state, PyObject *value, const char *name, bool *out)
 {
     int answer = truth_of_bool(state, value);
 

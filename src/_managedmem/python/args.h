@@ -21,13 +21,13 @@ int mm_read_size(PyObject *value, const char *name, size_t *out);
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
 /* Reads True or False, also of NumPy. TypeError for anything else, ints included. */
-int mm_read_numpy_flag(mm_state *state, PyObject *value, const char *name, bool *out);
+int mm_read_flag_slow(mm_state *state, PyObject *value, const char *name, bool *out);
 
 static inline int
 mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
 {
     if (value != Py_True && value != Py_False) {
-        return mm_read_numpy_flag(state, value, name, out);
+        return mm_read_flag_slow(state, value, name, out);
     }
     *out = value == Py_True;
     return 0;

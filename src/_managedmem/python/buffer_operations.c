@@ -17,12 +17,12 @@ MM_COLD static PyObject *
 call_targets(mm_buffer *b, mm_operation op, PyObject *location, PyObject *stream, PyObject *defer,
              PyObject *unsupported)
 {
-    return mm_call_targets(b->state, op,
-                           (PyObject *[MM_CALL_ARGC]){[MM_CALL_TARGETS] = (PyObject *)b,
-                                                      [MM_CALL_LOCATION] = location,
-                                                      [MM_CALL_STREAM] = stream,
-                                                      [MM_CALL_DEFER] = defer,
-                                                      [MM_CALL_UNSUPPORTED] = unsupported});
+    return mm_run_on_targets(b->state, op,
+                             (PyObject *[MM_CALL_ARGC]){[MM_CALL_TARGETS] = (PyObject *)b,
+                                                        [MM_CALL_LOCATION] = location,
+                                                        [MM_CALL_STREAM] = stream,
+                                                        [MM_CALL_DEFER] = defer,
+                                                        [MM_CALL_UNSUPPORTED] = unsupported});
 }
 
 const char mm_prefetch_doc[] =

@@ -51,7 +51,7 @@ module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObj
 
     return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
-               : mm_call_targets(mm_module_state(module), MM_PREFETCH, argv);
+               : mm_run_on_targets(mm_module_state(module), MM_PREFETCH, argv);
 }
 
 PyDoc_STRVAR(
@@ -83,7 +83,7 @@ module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObje
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
         return NULL;
     }
-    return mm_call_targets(
+    return mm_run_on_targets(
         mm_module_state(module), MM_DISCARD,
         (PyObject *[MM_CALL_ARGC]){[MM_CALL_TARGETS] = argv[DISCARD_TARGETS],
                                    [MM_CALL_STREAM] = argv[DISCARD_STREAM],
@@ -116,7 +116,7 @@ module_discard_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t narg
 
     return mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
                ? NULL
-               : mm_call_targets(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
+               : mm_run_on_targets(mm_module_state(module), MM_DISCARD_PREFETCH, argv);
 }
 
 /* The enumerations of cuda.bindings have the driver's values. */

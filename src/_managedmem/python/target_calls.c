@@ -20,7 +20,7 @@ mm_targets_result(mm_targets *t, int rc, const mm_status *st)
 }
 
 PyObject *
-mm_call_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL_ARGC])
+mm_run_on_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL_ARGC])
 {
     mm_dispatch_options options;
     mm_stream_use stream;

@@ -17,7 +17,7 @@ enum {
 };
 
 /* Runs a prefetch or discard of one target or several. NULL arguments have their defaults. */
-PyObject *mm_call_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL_ARGC]);
+PyObject *mm_run_on_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL_ARGC]);
 
 /* The result of a call on targets: None; the number of targets that were passed over, if that was
  * requested; NULL with the exception of the status if rc is -1. Releases the targets. */
