@@ -289,9 +289,9 @@ plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
 {
     mm_state *state = mm_type_state(type);
     PyObject *self, *items;
-    bool several;
+    bool is_collection;
 
-    items = mm_targets_tuple(state, targets, &several);
+    items = mm_targets_tuple(state, targets, &is_collection);
     self = items ? mm_alloc_object(type) : NULL;
     for (Py_ssize_t i = 0; self != NULL && i < PyTuple_Size(items); i++) {
         addition new;
@@ -299,7 +299,7 @@ plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
         if (rc == 0) {
             new.entry.transfer.location = location;
             rc = plan_append(mm_plan_of(self), &new);
-        } else if (several) {
+        } else if (is_collection) {
             mm_name_item("targets", i);
         }
         if (rc < 0) {

@@ -41,7 +41,8 @@ mm_applied_policy_new(mm_state *state, PyObject *policy, PyObject *targets, bool
     if (self != NULL) {
         applied_of(self)->policy = Py_NewRef(policy);
         applied_of(self)->skips = skips;
-        applied_of(self)->targets = Py_NewRef(t.several ? t.items : PyTuple_GetItem(t.items, 0));
+        applied_of(self)->targets =
+            Py_NewRef(t.is_collection ? t.items : PyTuple_GetItem(t.items, 0));
     }
     mm_targets_release(&t);
     return self;

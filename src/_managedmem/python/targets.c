@@ -202,11 +202,11 @@ is_single_target(mm_state *state, PyObject *value)
 }
 
 PyObject *
-mm_targets_tuple(mm_state *state, PyObject *value, bool *several)
+mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection)
 {
     int single = is_single_target(state, value);
 
-    *several = !single;
+    *is_collection = !single;
     if (single < 0) {
         return NULL;
     }
@@ -253,7 +253,7 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
     t->producers = NULL;
     t->producer_count = 0;
     if ((t->cu = mm_open(state)) == NULL
-        || (t->items = mm_targets_tuple(state, value, &t->several)) == NULL) {
+        || (t->items = mm_targets_tuple(state, value, &t->is_collection)) == NULL) {
         return -1;
     }
     count = PyTuple_Size(t->items);
@@ -264,7 +264,7 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i]) < 0) {
-            if (t->several) {
+            if (t->is_collection) {
                 mm_name_item("targets", i);
             }
             mm_targets_release(t);
@@ -291,13 +291,13 @@ is_location_list(mm_state *state, PyObject *value)
 static void
 explain_location_list(const mm_targets *t, PyObject *value)
 {
-    if (t->several && value != NULL && PyAnySet_Check(value)) {
+    if (t->is_collection && value != NULL && PyAnySet_Check(value)) {
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(PyExc_TypeError,
                      "location is a set, which has no order: pass one location, or a list or "
                      "tuple with one for each target, got %R",
                      value);
-    } else if (!t->several && is_location_list(t->state, value)) {
+    } else if (!t->is_collection && is_location_list(t->state, value)) {
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
@@ -353,7 +353,7 @@ refuse_location_count(const mm_targets *t, PyObject *locations, PyObject *value)
 int
 mm_targets_read_locations(mm_targets *t, PyObject *value)
 {
-    bool one_each = t->several && is_location_list(t->state, value);
+    bool one_each = t->is_collection && is_location_list(t->state, value);
     PyObject *locations = one_each ? tuple_of_locations(value, t->batch.count) : NULL;
     CUmemLocation location = mm_host();
     int rc = 0;
@@ -436,8 +436,9 @@ mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!targets_enter_guard(t, target_guard(t, i, &last))) {
-            return t->several ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
-                              : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
+            return t->is_collection
+                       ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
+                       : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
         }
     }
     return 0;

@@ -16,7 +16,7 @@ typedef struct {
     PyObject *exports; /* memoryviews and capsules of targets, or NULL */
     mm_guard **guards; /* the entered ones; space for each target and a stream */
     size_t entered;
-    bool several; /* a sequence, not one target */
+    bool is_collection; /* a sequence, not one target */
     bool skips; /* passes over memory that the operation does not act on */
     size_t skipped; /* the number of these; their ranges are empty */
     mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
@@ -36,7 +36,7 @@ int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, b
 
 /* The targets as a tuple; *several is false for a target that is not in a
  * sequence. */
-PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *several);
+PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
