@@ -66,7 +66,7 @@ memory_outlives_the_set_for_a_graph(void)
         CHECK(world.live_allocations() > 0);
         replay_with_changed_homes(stream);
         destroy_captured();
-        mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+        mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
         CHECK_EQUAL(world.live_allocations(), 0);
         for (int i = 0; i < STREAMS; i++) {
             CHECK_EQUAL(world.cu->StreamDestroy(model.streams[i]), CUDA_SUCCESS);

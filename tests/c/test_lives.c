@@ -4,7 +4,7 @@
  * Usage: test_lives PATH_OF_THE_EMULATED_DRIVER. */
 #include "failing_allocations.h"
 #include "logged_lives.h"
-#include "memory/late_frees.h"
+#include "memory/deferred_frees.h"
 
 enum { MANY = 100 };
 
@@ -247,7 +247,7 @@ other_failed_frees_end_the_life(void)
 }
 
 static void
-a_late_free_ends_the_life_late(void)
+a_deferred_free_ends_the_life_later(void)
 {
     mm_memory *m;
     uint64_t released;
@@ -259,7 +259,7 @@ a_late_free_ends_the_life_late(void)
     world.fail_clear();
     CHECK_EQUAL(death_of(0), LIVES);
     released = clock_now();
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     CHECK(death_of(0) != LIVES && death_of(0) >= released);
     mm_lives_log_stop();
 }
@@ -302,7 +302,7 @@ blocks_of_pools_live(void)
     CHECK(death_of(0) != LIVES);
     mm_memory_release_reference(m);
     mm_memory_release_reference(m);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     mm_memory_release(allocate_from(pool, SIZE));
     CHECK(death_of(1) != LIVES);
     mm_lives_log_stop();
@@ -467,7 +467,7 @@ main(int argc, char **argv)
         CHECK_TEST(a_refused_free_keeps_the_life),
         CHECK_TEST(a_life_resumes_across_the_borders_of_a_log),
         CHECK_TEST(other_failed_frees_end_the_life),
-        CHECK_TEST(a_late_free_ends_the_life_late),
+        CHECK_TEST(a_deferred_free_ends_the_life_later),
         CHECK_TEST(blocks_of_pools_live),
         CHECK_TEST(wrapped_memory_with_a_name_lives),
         CHECK_TEST(wrapped_memory_can_live_without_a_name),

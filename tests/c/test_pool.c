@@ -97,7 +97,7 @@ pools_wait_for_queued_frees(void)
     world.log_clear();
     mm_memory_release(m);
     release(pool);
-    mm_late_frees_attempt(
+    mm_deferred_frees_attempt(
         world.cu,
         &(mm_free_conditions){.pools = true}); /* the event is reached at its second query */
     CHECK_EQUAL(world_calls("cuCtxSynchronize"), 0);
@@ -107,7 +107,7 @@ pools_wait_for_queued_frees(void)
     release(pool);
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true, .idle = true});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.pools = true, .idle = true});
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 2);
     world.schedule(0);
     CHECK_EQUAL(world.live_allocations(), live);
@@ -170,10 +170,10 @@ check_waits(mm_pool *pool, size_t pools)
 
     (void)rc;
     /* The emulated driver would abort. */
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     world.fail_clear();
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     world.schedule(0);
     CHECK_EQUAL(world.live_pools(), pools);
 }
@@ -249,7 +249,7 @@ end_pools(void *argument)
         mm_pool *pool = make_pool(i % 2 == 0);
         mm_memory_release(allocate(pool, 100, NULL));
         release(pool);
-        mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
+        mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     }
     return NULL;
 }
@@ -260,7 +260,7 @@ threads_reclaim_pools(void)
     size_t pools = world.live_pools();
 
     check_threads(WORKERS, end_pools, NULL);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.pools = true});
     CHECK_EQUAL(world.live_pools(), pools);
 }
 

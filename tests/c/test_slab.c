@@ -153,7 +153,7 @@ slabs_are_freed_after_a_host_function(void)
     CHECK_EQUAL(world.cu->LaunchHostFunc(stream, free_slabs, both), CUDA_SUCCESS);
     CHECK_EQUAL(world.cu->StreamSynchronize(stream), CUDA_SUCCESS);
     CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     check_unlocked(start);
 }
 
@@ -168,10 +168,10 @@ a_refused_wait_puts_freeing_off(void)
     world.fail("cuCtxSynchronize", 1, CUDA_ERROR_NOT_PERMITTED, 0);
     mm_slab_free(slab);
     world.fail("cuCtxSynchronize", 1, CUDA_ERROR_NOT_PERMITTED, 0);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     world.fail_clear();
     CHECK(is_mapped(start));
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     check_unlocked(start);
 }
 

@@ -60,7 +60,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     if (device < 0 || device >= cu->device_count) {
         return mm_fail(st, MM_BAD_VALUE, "there is no device %d", device);
     }
-    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
     if (mm_scope_enter(&scope, cu, device, st) < 0) {
         return -1;
     }
@@ -134,19 +134,20 @@ free_block_address(mm_driver *cu, CUdeviceptr start, mm_status *st)
 
 /* A block whose free was refused inside a host function. */
 typedef struct {
-    mm_late_free late;
+    mm_deferred_free deferred;
     CUdeviceptr start;
-} late_block;
+} deferred_block;
 
 static bool
-attempt_late_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_deferred_block(mm_driver *cu, mm_deferred_free *entry,
+                       const mm_free_conditions *conditions)
 {
-    late_block *block = (late_block *)entry;
+    deferred_block *block = (deferred_block *)entry;
     mm_status st;
 
     (void)conditions;
     if (free_block_address(cu, block->start, &st) < 0) {
-        if (mm_can_free_late(&st)) {
+        if (mm_can_defer_free(&st)) {
             return false;
         }
         log_failure("memory was not freed", &st);
@@ -156,15 +157,15 @@ attempt_late_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions 
 }
 
 static bool
-free_address_late(CUdeviceptr start)
+defer_address(CUdeviceptr start)
 {
-    late_block *block = malloc(sizeof *block);
+    deferred_block *block = malloc(sizeof *block);
 
     if (block == NULL) {
         return false;
     }
     block->start = start;
-    mm_late_frees_append(&block->late, attempt_late_block);
+    mm_deferred_frees_append(&block->deferred, attempt_deferred_block);
     return true;
 }
 
@@ -180,8 +181,8 @@ managedmem_free(void *block, ssize_t size, int device, CUstream stream)
         return;
     }
     if (free_block_address(cu, start, &st) == 0) {
-        mm_late_frees_attempt(cu, &(mm_free_conditions){0});
-    } else if (!mm_can_free_late(&st) || !free_address_late(start)) {
+        mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
+    } else if (!mm_can_defer_free(&st) || !defer_address(start)) {
         log_failure("memory was not freed", &st);
     }
 }

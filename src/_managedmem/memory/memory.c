@@ -63,7 +63,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
     if (size == 0) {
         return m;
     }
-    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
     m->start = mm_allocate_pages(cu, size, &allocation, st);
     if (m->start == 0) {
         free(m);
@@ -154,7 +154,7 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
 
     if (m->block != NULL) {
         int rc = mm_pool_free(m->block, stream, st);
-        if (rc == 0 || !mm_can_free_late(st)) {
+        if (rc == 0 || !mm_can_defer_free(st)) {
             m->block = NULL;
         }
         return rc;
@@ -176,7 +176,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 
     assert(mm_guard_is_closed(&m->guard));
     rc = free_allocation(m, stream, st);
-    if (rc == 0 || !mm_can_free_late(st)) {
+    if (rc == 0 || !mm_can_defer_free(st)) {
         mm_life_end(&m->life);
     }
     return rc;
@@ -211,24 +211,24 @@ close_and_free(mm_memory *m, const CUstream *stream, bool *first, mm_status *st)
 
 /* A successful free shows that the driver permits frees now. */
 static void
-attempt_late_frees(const mm_memory *m)
+attempt_deferred_frees(const mm_memory *m)
 {
     mm_driver *cu = mm_driver_peek();
 
     if (m->owned && cu != NULL) {
-        mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+        mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
     }
 }
 
 static void
-free_pool_block_late(mm_memory *m)
+defer_pool_block(mm_memory *m)
 {
     mm_pool_block *block = m->block;
 
     assert(mm_guard_is_closed(&m->guard));
     mm_life_end(&m->life);
     m->block = NULL;
-    mm_pool_free_late(block);
+    mm_pool_defer_free(block);
 }
 
 /* Memory of a context that was destroyed is gone, and the driver does not know its address. */
@@ -248,7 +248,7 @@ note_leak(const mm_memory *m, const mm_status *st)
 }
 
 static bool
-attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_memory(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_memory *m = (mm_memory *)entry;
     mm_status st;
@@ -260,9 +260,9 @@ attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
         return false;
     }
     if (m->block != NULL) {
-        free_pool_block_late(m);
+        defer_pool_block(m);
     } else if (free_owned(m, NULL, &st) < 0) {
-        if (mm_can_free_late(&st)) {
+        if (mm_can_defer_free(&st)) {
             return false;
         }
         note_leak(m, &st);
@@ -274,13 +274,13 @@ attempt_memory(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *con
 /* A pool block has an entry of its own. The entry of the memory has a reference, and closes the
  * guard if calls of other threads were under way. */
 static void
-free_memory_late(mm_memory *m)
+defer_memory(mm_memory *m)
 {
     if (m->block != NULL && mm_guard_is_closed(&m->guard)) {
-        free_pool_block_late(m);
+        defer_pool_block(m);
     } else {
         atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
-        mm_late_frees_append(&m->late, attempt_memory);
+        mm_deferred_frees_append(&m->deferred, attempt_memory);
     }
 }
 
@@ -298,9 +298,9 @@ mm_memory_retire(mm_memory *m)
         return;
     }
     if (close_and_free(m, NULL, &first, &st) == 0) {
-        attempt_late_frees(m);
-    } else if (mm_can_free_late(&st)) {
-        free_memory_late(m);
+        attempt_deferred_frees(m);
+    } else if (mm_can_defer_free(&st)) {
+        defer_memory(m);
     } else {
         note_leak(m, &st);
     }
@@ -321,8 +321,8 @@ mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st
     int rc = close_and_free(m, stream, first, st);
 
     if (rc == 0) {
-        attempt_late_frees(m);
-    } else if (*first && mm_can_free_late(st)) {
+        attempt_deferred_frees(m);
+    } else if (*first && mm_can_defer_free(st)) {
         mm_guard_reopen(&m->guard);
         *first = false;
     }

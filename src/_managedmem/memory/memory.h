@@ -23,7 +23,7 @@ typedef struct {
 } mm_access;
 
 typedef struct {
-    mm_late_free late;
+    mm_deferred_free deferred;
     mm_guard guard;
     atomic_size_t references; /* keep this struct */
     atomic_size_t holds;      /* keep the memory */

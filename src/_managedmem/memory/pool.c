@@ -52,7 +52,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *s
     if (managed && check_managed(cu, st) < 0) {
         return NULL;
     }
-    mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     pool = calloc(1, sizeof *pool);
     if (pool == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
@@ -61,7 +61,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *s
     atomic_init(&pool->references, 1);
     pool->location = location;
     pool->managed = managed;
-    mm_queued_frees_init(&pool->driver_pool.frees);
+    mm_pending_frees_init(&pool->driver_pool.frees);
     if (create_driver_pool(cu, pool, st) < 0) {
         free(pool);
         return NULL;
@@ -92,7 +92,7 @@ mm_pool_release(mm_pool *pool, mm_status *st)
         return 0;
     }
     if (cu == NULL) {
-        mm_queued_frees_clear(&pool->driver_pool.frees);
+        mm_pending_frees_clear(&pool->driver_pool.frees);
         free(pool);
         return 0;
     }
@@ -189,7 +189,7 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, mm_device_
     }
     code = cu->MemFreeAsync(start, stream.handle);
     if (pool != NULL && code != CUDA_ERROR_NOT_PERMITTED) {
-        mm_queued_frees_add(cu, &pool->driver_pool.frees, stream.handle, code);
+        mm_pending_frees_add(cu, &pool->driver_pool.frees, stream.handle, code);
     }
     mm_scope_leave(&scope);
     return mm_is_freed(code) ? 0 : mm_fail_call(st, "cuMemFreeAsync", (int)code);
@@ -200,7 +200,7 @@ mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start, mm_device_
 static bool
 is_still_allocated(const mm_status *st)
 {
-    return mm_can_free_late(st)
+    return mm_can_defer_free(st)
            || (st->kind == MM_DRIVER_CALL && strcmp(st->function, "cuMemFreeAsync") != 0);
 }
 
@@ -269,7 +269,7 @@ free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_condit
 }
 
 static bool
-attempt_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_block(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_pool_block *block = (mm_pool_block *)entry;
     mm_pool *pool = block->pool;
@@ -283,10 +283,10 @@ attempt_block(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *cond
 }
 
 void
-mm_pool_free_late(mm_pool_block *block)
+mm_pool_defer_free(mm_pool_block *block)
 {
     assert(block->start != 0 && block->pool != NULL);
-    mm_late_frees_append(&block->late, attempt_block);
+    mm_deferred_frees_append(&block->deferred, attempt_block);
 }
 
 static int
@@ -346,7 +346,7 @@ mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream, mm_
         free(block);
         return NULL;
     }
-    mm_late_frees_attempt(cu, &(mm_free_conditions){.stream = block->order.stream.handle});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){.stream = block->order.stream.handle});
     if (allocate_block_memory(cu, block, size, stream, st) < 0) {
         free(block);
         return NULL;
@@ -377,18 +377,18 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     }
     /* The work of a destroyed stream may go on: only a wait for the devices is behind it. */
     if (cu != NULL && other == NULL && has_another_stream(cu, &block->order)) {
-        mm_pool_free_late(block);
+        mm_pool_defer_free(block);
         return 0;
     }
     /* If the query fails, the free fails too and reports it. */
     if (cu != NULL && is_order_capturing(cu, stream, &capturing, &ignored) == 0 && capturing) {
-        mm_pool_free_late(block);
+        mm_pool_defer_free(block);
         return 0;
     }
     rc = cu ? mm_pool_free_address(cu, pool, block->start, stream, st) : 0;
     if (rc < 0 && is_still_allocated(st)) {
-        if (!mm_can_free_late(st)) {
-            mm_pool_free_late(block);
+        if (!mm_can_defer_free(st)) {
+            mm_pool_defer_free(block);
         }
         return -1;
     }

@@ -28,7 +28,7 @@ typedef struct {
 } mm_block_order;
 
 struct mm_pool_block {
-    mm_late_free late;
+    mm_deferred_free deferred;
     CUdeviceptr start;
     size_t size;
     mm_pool *pool;
@@ -65,12 +65,12 @@ mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstr
                                 mm_stream *shared, mm_status *st);
 
 /* Frees the block in its order, or in that of *other; later if that stream captures. After a
- * failure the block is gone as well, unless mm_can_free_late(st). */
+ * failure the block is gone as well, unless mm_can_defer_free(st). */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
 /* Frees the block in its order, in a later attempt. A stream of another library may not exist
  * any more, so such a block waits for an allocation on that stream or for idle devices. */
-void mm_pool_free_late(mm_pool_block *block);
+void mm_pool_defer_free(mm_pool_block *block);
 
 /* Frees memory of the pool by its address. pool may be NULL. */
 MM_NODISCARD int mm_pool_free_address(mm_driver *cu, mm_pool *pool, CUdeviceptr start,

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 void
-mm_queued_frees_init(mm_queued_frees *frees)
+mm_pending_frees_init(mm_pending_frees *frees)
 {
     (void)pthread_mutex_init(&frees->lock, NULL);
     frees->events = NULL;
@@ -71,7 +71,7 @@ create_event(mm_driver *cu, CUstream stream, CUevent *event)
 
 /* The entry of the stream, created if missing; NULL on failure. The caller holds the lock. */
 static mm_free_event *
-find_free_event(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm_free_event *key)
+find_free_event(mm_driver *cu, mm_pending_frees *frees, CUstream stream, const mm_free_event *key)
 {
     mm_free_event *entry = frees->events;
 
@@ -99,7 +99,7 @@ find_free_event(mm_driver *cu, mm_queued_frees *frees, CUstream stream, const mm
 
 /* Destroys the events that were reached. The caller holds the lock. */
 static void
-destroy_reached(mm_driver *cu, mm_queued_frees *frees)
+destroy_reached(mm_driver *cu, mm_pending_frees *frees)
 {
     mm_free_event **link = &frees->events, *entry;
 
@@ -121,7 +121,7 @@ destroy_reached(mm_driver *cu, mm_queued_frees *frees)
 enum { MANY = 16 };
 
 static bool
-has_many(const mm_queued_frees *frees)
+has_many(const mm_pending_frees *frees)
 {
     int count = 0;
 
@@ -132,7 +132,7 @@ has_many(const mm_queued_frees *frees)
 }
 
 void
-mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result)
+mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream, CUresult result)
 {
     mm_free_event key, *entry = NULL;
 
@@ -151,7 +151,7 @@ mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUre
 }
 
 bool
-mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees)
+mm_pending_frees_done(mm_driver *cu, mm_pending_frees *frees)
 {
     bool done;
 
@@ -164,7 +164,7 @@ mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees)
 }
 
 void
-mm_queued_frees_clear(mm_queued_frees *frees)
+mm_pending_frees_clear(mm_pending_frees *frees)
 {
     mm_free_event *entry = frees->events, *next;
 
@@ -202,7 +202,7 @@ static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
     CUresult code = CUDA_SUCCESS;
-    bool left = !mm_queued_frees_done(cu, &pool->frees);
+    bool left = !mm_pending_frees_done(cu, &pool->frees);
 
     if (left && pool->frees.events == NULL) {
         code = find_memory_left(cu, pool->handle, &left, function);
@@ -237,13 +237,13 @@ destroy_pool(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **
     if (!destroyed && (*code == CUDA_SUCCESS || !mm_is_freed(*code))) {
         return false;
     }
-    mm_queued_frees_clear(&pool->frees);
+    mm_pending_frees_clear(&pool->frees);
     free(pool);
     return true;
 }
 
 static bool
-attempt_retired_pool(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_retired_pool(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     const char *function = NULL;
     CUresult code;
@@ -264,7 +264,7 @@ mm_pool_retire(mm_driver *cu, mm_retired_pool *pool, mm_status *st)
     CUresult code;
 
     if (!destroy_pool(cu, pool, &code, &function)) {
-        mm_late_frees_append(&pool->late, attempt_retired_pool);
+        mm_deferred_frees_append(&pool->deferred, attempt_retired_pool);
     }
     return mm_is_freed(code) || code == CUDA_ERROR_NOT_PERMITTED
                ? 0

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-#include "late_frees.h"
+#include "deferred_frees.h"
 #include "stream.h"
 
 typedef struct mm_free_event {
@@ -23,27 +23,28 @@ typedef struct {
     pthread_mutex_t lock;
     mm_free_event *events;
     bool unknown; /* a free was queued without an event */
-} mm_queued_frees;
+} mm_pending_frees;
 
-void mm_queued_frees_init(mm_queued_frees *frees);
+void mm_pending_frees_init(mm_pending_frees *frees);
 
 /* Records an event behind a free on the stream. `result` is that of the free, which may be queued
  * even after a failure. The caller is in the relaxed scope of the free. */
-void mm_queued_frees_add(mm_driver *cu, mm_queued_frees *frees, CUstream stream, CUresult result);
+void mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream,
+                          CUresult result);
 
 /* Destroys the events that were reached. True if every free has run, or the driver is shut
  * down. The caller is in a relaxed scope. */
-bool mm_queued_frees_done(mm_driver *cu, mm_queued_frees *frees);
+bool mm_pending_frees_done(mm_driver *cu, mm_pending_frees *frees);
 
 /* Frees the entries, not their events: calls no driver. */
-void mm_queued_frees_clear(mm_queued_frees *frees);
+void mm_pending_frees_clear(mm_pending_frees *frees);
 
 /* --- pools without an owner -------------------------------------------------------------------- */
 
 typedef struct {
-    mm_late_free late;
+    mm_deferred_free deferred;
     CUmemoryPool handle;
-    mm_queued_frees frees;
+    mm_pending_frees frees;
 } mm_retired_pool;
 
 /* Destroys the pool now, or later if frees are queued, inside a host function, or if a driver

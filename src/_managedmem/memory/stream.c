@@ -103,7 +103,7 @@ destroy_unless_ended(mm_driver *cu, const mm_stream *stream)
 }
 
 static bool
-attempt_stream(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_stream(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_stream *stream = (mm_stream *)entry;
 
@@ -135,7 +135,7 @@ mm_stream_release(mm_stream *stream, mm_status *st)
     }
     code = cu ? destroy_unless_ended(cu, stream) : CUDA_SUCCESS;
     if (code == CUDA_ERROR_NOT_PERMITTED) {
-        mm_late_frees_append(&stream->late, attempt_stream);
+        mm_deferred_frees_append(&stream->deferred, attempt_stream);
         return 0;
     }
     free(stream);

@@ -3,7 +3,7 @@
 #define MM_STREAM_H
 
 #include "../driver/context.h"
-#include "late_frees.h"
+#include "deferred_frees.h"
 #include "leaks.h"
 
 /* The default stream that other blocking streams wait for; NULL is another handle for it. */
@@ -30,7 +30,7 @@ typedef struct {
 /* A stream with several holders: the object that made it, and memory that is freed in its
  * order. */
 typedef struct mm_stream {
-    mm_late_free late;
+    mm_deferred_free deferred;
     atomic_size_t references;
     CUstream handle;
     mm_context context; /* the stream ends with it */

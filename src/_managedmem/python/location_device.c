@@ -153,7 +153,7 @@ synchronize_and_free(mm_driver *cu, int device, mm_status *st)
     int rc = mm_device_synchronize(cu, device, st);
 
     if (rc == 0) {
-        mm_late_frees_attempt(
+        mm_deferred_frees_attempt(
             cu, &(mm_free_conditions){.pools = true, .idle = true, .device = device});
     }
     return rc;

@@ -278,7 +278,7 @@ stream_sync(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     rc = mm_stream_synchronize(cu, (mm_device_stream){use.handle, MM_ANY_DEVICE}, &st);
     mm_stream_leave(&use);
-    mm_late_frees_attempt(cu, &(mm_free_conditions){.pools = true});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){.pools = true});
     Py_END_ALLOW_THREADS
     mm_report_leaks();
     return mm_none_or_raise(state, rc, &st);

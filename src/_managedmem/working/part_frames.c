@@ -149,7 +149,7 @@ free_struct(mm_frames *f)
 }
 
 static bool
-attempt_frames(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_frames(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_frames *f = (mm_frames *)entry;
 
@@ -175,7 +175,7 @@ mm_frames_free(mm_frames *f)
     if (atomic_load(&f->has_ended) || end_frames(f)) {
         free_struct(f);
     } else {
-        mm_late_frees_append(&f->late, attempt_frames);
+        mm_deferred_frees_append(&f->deferred, attempt_frames);
     }
 }
 

@@ -43,7 +43,7 @@ enum { ROUND_ENDS = 8 };
 typedef struct frame_capture frame_capture;
 
 struct mm_frames {
-    mm_late_free late;
+    mm_deferred_free deferred;
     mm_driver *cu;
     int device;
     bool host_waits;

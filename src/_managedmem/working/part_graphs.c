@@ -146,7 +146,7 @@ give_to_graph(mm_driver *cu, CUgraph graph, void *given, CUhostFn destroy, mm_st
 static void CUDA_CB
 free_home(void *slab)
 {
-    mm_slab_free_late(slab);
+    mm_slab_defer_free(slab);
 }
 
 /* Memory without a slab is the caller's to keep. */
@@ -175,7 +175,7 @@ end_graph(void *capture)
 {
     frame_capture *c = capture;
 
-    mm_slab_free_late(c->slab);
+    mm_slab_defer_free(c->slab);
     atomic_store(&c->is_gone, true);
     drop_holder(c);
 }

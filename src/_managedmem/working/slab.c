@@ -100,7 +100,7 @@ mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st)
 {
     mm_slab *slab = new_slab(device, size, st);
 
-    mm_late_frees_attempt(cu, &(mm_free_conditions){0});
+    mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
     if (slab != NULL && allocate_on_device(cu, slab, st) < 0) {
         free(slab);
         return NULL;
@@ -236,7 +236,7 @@ free_slab(mm_slab *slab)
 }
 
 static bool
-attempt_slab(mm_driver *cu, mm_late_free *entry, const mm_free_conditions *conditions)
+attempt_slab(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_slab *slab = (mm_slab *)entry;
 
@@ -263,13 +263,13 @@ mm_slab_free(mm_slab *slab)
         free_slab(slab);
         return;
     }
-    mm_late_frees_append(&slab->late, attempt_slab);
+    mm_deferred_frees_append(&slab->deferred, attempt_slab);
 }
 
 void
-mm_slab_free_late(mm_slab *slab)
+mm_slab_defer_free(mm_slab *slab)
 {
     if (atomic_fetch_sub(&slab->holders, 1) == 1) {
-        mm_late_frees_append(&slab->late, attempt_slab);
+        mm_deferred_frees_append(&slab->deferred, attempt_slab);
     }
 }

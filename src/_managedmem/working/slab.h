@@ -4,10 +4,10 @@
 #ifndef MM_SLAB_H
 #define MM_SLAB_H
 
-#include "../memory/late_frees.h"
+#include "../memory/deferred_frees.h"
 
 typedef struct mm_slab {
-    mm_late_free late;
+    mm_deferred_free deferred;
     struct mm_slab *next; /* in the list of those on the host */
     atomic_size_t holders; /* its owner, and graphs */
     CUdeviceptr start;
@@ -41,6 +41,6 @@ mm_slab_add_holder(mm_slab *slab)
 void mm_slab_free(mm_slab *slab);
 
 /* The same for a thread of the driver, which must not call it: the memory is freed later. */
-void mm_slab_free_late(mm_slab *slab);
+void mm_slab_defer_free(mm_slab *slab);
 
 #endif

@@ -1,7 +1,7 @@
-/* test_late_frees.c: memory, blocks, pools and streams that cannot be freed at their end, mostly because
+/* test_deferred_frees.c: memory, blocks, pools and streams that cannot be freed at their end, mostly because
  * that is inside a host function; in one thread and in several.
  *
- * Usage: test_late_frees PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * Usage: test_deferred_frees PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ static const mm_free_conditions any_call = {0}, after_a_wait = {.pools = true, .
 static void
 attempt(void)
 {
-    mm_late_frees_attempt(world.cu, &any_call);
+    mm_deferred_frees_attempt(world.cu, &any_call);
 }
 
 /* Runs the function as a host function of a stream; the emulated driver runs it at once. */
@@ -143,7 +143,7 @@ close_refused(void *memory)
 
     CHECK(mm_memory_close(memory, NULL, &first, &st) < 0);
     CHECK(!first);
-    CHECK(mm_can_free_late(&st));
+    CHECK(mm_can_defer_free(&st));
 }
 
 static void
@@ -254,7 +254,7 @@ blocks_keep_their_pool_and_stream(void)
     CHECK_EQUAL(world.live_allocations(), live + 1);
     CHECK_EQUAL(world.live_pools(), pools + 1);
     CHECK_EQUAL(world.live_streams(), streams + 1);
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.live_allocations(), live);
     CHECK_EQUAL(world.live_pools(), pools);
     CHECK_EQUAL(world.live_streams(), streams);
@@ -273,13 +273,13 @@ streams_of_others_are_not_touched(void)
     run_inside(release_memory, allocate_from(pool, handle, NULL));
     attempt();
     CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_late_frees_attempt(world.cu, &(mm_free_conditions){.stream = handle});
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){.stream = handle});
     CHECK_EQUAL(world.live_allocations(), live);
     run_inside(release_memory, allocate_from(pool, handle, NULL));
     CHECK_EQUAL(world.cu->StreamDestroy(handle), CUDA_SUCCESS);
     attempt();
     CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.live_allocations(), live);
     release_pool(pool);
 }
@@ -302,7 +302,7 @@ failed_attempts_are_not_repeated(void)
     attempt();
     release_pool(pool);
     CHECK_OK(mm_device_synchronize(world.cu, 0, &st), &st);
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world_calls("cuMemFreeAsync"), 0);
     CHECK_EQUAL(world.live_pools(), pools);
 }
@@ -323,7 +323,7 @@ refused_calls_are_repeated(void)
     world.fail("cuMemPoolDestroy", 1, CUDA_ERROR_NOT_PERMITTED, 0);
     release_pool(pool);
     CHECK_EQUAL(world.live_pools(), pools + 1);
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.live_pools(), pools);
     CHECK_EQUAL(world_calls("cuMemPoolTrimTo"), 0);
     world.fail_clear();
@@ -353,12 +353,12 @@ captures_of_other_devices_survive(void)
 
     run_inside(release_memory, allocate_from(pool, stream, NULL));
     CHECK_EQUAL(world.begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.end_capture(other, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
     CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_late_frees_attempt(world.cu,
-                          &(mm_free_conditions){.pools = true, .idle = true, .device = 1});
+    mm_deferred_frees_attempt(world.cu,
+                              &(mm_free_conditions){.pools = true, .idle = true, .device = 1});
     CHECK_EQUAL(world.live_allocations(), live);
     release_pool(pool);
     CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
@@ -375,7 +375,7 @@ pools_and_streams_go_late(void)
     CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
     run_inside(release_pool, make_pool());
     run_inside(release_stream, mm_stream_share(world.cu, handle, &st));
-    mm_late_frees_attempt(world.cu, &after_a_wait);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
     CHECK_EQUAL(world.live_pools(), pools);
     CHECK_EQUAL(world.live_streams(), streams);
 }
