@@ -167,6 +167,9 @@ PyObject *mm_buffer_get_accessed_by(PyObject *op, void *closure);
 int mm_buffer_set_accessed_by(PyObject *op, PyObject *value, void *closure);
 PyObject *mm_buffer_get_last_prefetch_location(PyObject *op, void *closure);
 
+PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
+extern const char mm_page_runs_doc[];
+
 /* --- buffer_arrays.c -------------------------------------------------------------------- */
 
 PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
@@ -219,19 +222,7 @@ int mm_refuse_device_memory(const mm_buffer *b, PyObject *error);
 /* ValueError, with the reason, for a buffer over memory that is read-only. */
 int mm_refuse_read_only(PyObject *op, const char *reason);
 
-/* --- buffer_life.c ---------------------------------------------------------------------- */
-
-PyObject *mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
-int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
-int mm_buffer_clear(PyObject *op);
-void mm_buffer_finalize(PyObject *op);
-void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
-extern const char mm_buffer_close_doc[], mm_buffer_exit_doc[], mm_set_deallocation_stream_doc[];
-
-/* --- buffer_name.c ---------------------------------------------------------------------- */
+/* --- the name, in buffer.c ---------------------------------------------------------------- */
 
 /* Reads the name= of a function: a str of 1 to MM_NAME_BYTES bytes of UTF-8, which keeps *name;
  * *name is NULL for None and a missing argument. -1 with TypeError or ValueError. */
@@ -243,6 +234,18 @@ PyObject *mm_buffer_named(PyObject *buffer, const char *name);
 
 PyObject *mm_buffer_get_name(PyObject *op, void *closure);
 int mm_buffer_set_name(PyObject *op, PyObject *value, void *closure);
+
+/* --- buffer_life.c ---------------------------------------------------------------------- */
+
+PyObject *mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                          PyObject *kwnames);
+PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
+PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
+int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
+int mm_buffer_clear(PyObject *op);
+void mm_buffer_finalize(PyObject *op);
+void mm_buffer_last_reference(PyObject *op); /* tp_dealloc */
+extern const char mm_buffer_close_doc[], mm_buffer_exit_doc[], mm_set_deallocation_stream_doc[];
 
 /* --- buffer_operations.c ---------------------------------------------------------------- */
 
@@ -264,11 +267,6 @@ extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[]
 /* Copies to a new buffer of the same layout and waits for the copy. Does not call copy_to() of a
  * subclass, which could return anything. */
 PyObject *mm_buffer_finished_copy(PyObject *op);
-
-/* --- buffer_page_runs.c ----------------------------------------------------------------- */
-
-PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
-extern const char mm_page_runs_doc[];
 
 /* --- buffer_residency.c ----------------------------------------------------------------- */
 

@@ -10,7 +10,7 @@
 #include "foreign_location.h"
 #include "resource.h"
 #include "stream_object.h"
-#include "target_calls.h"
+#include "targets.h"
 
 /* As the free function with this one target: `unsupported` is read there. */
 MM_COLD static PyObject *

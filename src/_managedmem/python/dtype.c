@@ -1,9 +1,11 @@
-/* dtype.c: the table of element types, and the look-up by name. */
+/* dtype.c: the table of element types, and the type DType of buf.dtype: a str that is also equal to
+ * the dtype objects of other libraries for the same element type. */
 #include "dtype.h"
 
-#include "args.h"
-
 #include <string.h>
+
+#include "args.h"
+#include "foreign_class.h"
 
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
 
@@ -100,4 +102,154 @@ mm_read_dtype(PyObject *value)
                      value);
     }
     return dtype;
+}
+
+/* --- the type DType --------------------------------------------------------------------------- */
+
+PyObject *
+mm_dtype_object(mm_state *state, const mm_dtype *dtype)
+{
+    assert(dtype >= mm_dtypes && dtype < mm_dtypes + MM_DTYPE_COUNT);
+    /* At the interpreter's end a buffer may outlive the module, and with it the tuple. */
+    if (state->dtypes == NULL) {
+        return PyUnicode_FromString(dtype->name);
+    }
+    return Py_NewRef(PyTuple_GetItem(state->dtypes, dtype - mm_dtypes));
+}
+
+PyDoc_STRVAR(
+    dtype_doc,
+    "DType(dtype)\n"
+    "--\n"
+    "\n"
+    "The element type of a buffer: its name, a str such as \"float32\".\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "dtype : str, NumPy or torch dtype, Python type\n"
+    "    As for empty().\n"
+    "\n"
+    "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
+    "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes like its name, so that a dict\n"
+    "finds it by the name only. Each type has one object, which every DType(...) of it returns.\n"
+    "\n"
+    "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
+
+static PyObject *
+dtype_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static mm_signature signature = {.doc = dtype_doc};
+    const mm_dtype *dtype;
+    PyObject *argv[1];
+
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
+        || (dtype = mm_read_dtype(argv[0])) == NULL) {
+        return NULL;
+    }
+    return mm_dtype_object(mm_type_state(type), dtype);
+}
+
+/* True for objects that can name an element type. A DType is compared only with these. */
+static bool
+names_a_dtype(mm_state *state, PyObject *value)
+{
+    return PyUnicode_Check(value) || PyType_Check(value)
+           || mm_is_instance(state, value, "numpy", "dtype")
+           || mm_is_instance(state, value, "torch", "dtype");
+}
+
+static PyObject *
+dtype_richcompare(PyObject *op, PyObject *other, int comparison)
+{
+    mm_state *state = mm_type_state(Py_TYPE(op));
+    const mm_dtype *dtype;
+
+    if (comparison != Py_EQ && comparison != Py_NE) {
+        return PyUnicode_RichCompare(op, other, comparison);
+    }
+    if (op == other) {
+        return PyBool_FromLong(comparison == Py_EQ);
+    }
+    if (!names_a_dtype(state, other)) {
+        return Py_NewRef(Py_NotImplemented);
+    }
+    dtype = mm_read_dtype(other);
+    if (dtype == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return NULL;
+        }
+        PyErr_Clear(); /* TypeError: not a dtype of a buffer, so not equal */
+    }
+    return PyBool_FromLong((dtype == mm_read_dtype(op)) == (comparison == Py_EQ));
+}
+
+/* A type with __eq__ does not inherit __hash__. */
+static Py_hash_t
+dtype_hash(PyObject *op)
+{
+    return ((hashfunc)PyType_GetSlot(&PyUnicode_Type, Py_tp_hash))(op);
+}
+
+PyDoc_STRVAR(dtype_reduce_doc, "__reduce__($self, /)\n--\n\nFor pickle and copy.");
+
+static PyObject *
+dtype_reduce(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    const mm_dtype *dtype = mm_read_dtype(op);
+
+    return dtype ? Py_BuildValue("(O(s))", Py_TYPE(op), dtype->name) : NULL;
+}
+
+static PyMethodDef dtype_methods[] = {
+    {"__reduce__", dtype_reduce, METH_NOARGS, dtype_reduce_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+/* The module refers to the instances, they to their type, and the type to the module. str is not
+ * collected, so without a traversal this cycle would outlive its interpreter. */
+/* clang-format off */
+static PyType_Slot dtype_slots[] = {
+    {Py_tp_doc, (void *)dtype_doc},
+    {Py_tp_base, &PyUnicode_Type},
+    {Py_tp_traverse, mm_traverse_type},
+    {Py_tp_new, dtype_new},
+    {Py_tp_hash, dtype_hash},
+    {Py_tp_richcompare, dtype_richcompare},
+    {Py_tp_methods, dtype_methods},
+    {0, NULL},
+};
+/* clang-format on */
+
+static PyType_Spec dtype_spec = {
+    .name = "managedmem.typing.DType",
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = dtype_slots,
+};
+
+/* A new instance, made by str.__new__. */
+static PyObject *
+new_dtype(PyTypeObject *type, const char *name)
+{
+    PyObject *args = Py_BuildValue("(s)", name);
+    PyObject *self =
+        args ? ((newfunc)PyType_GetSlot(&PyUnicode_Type, Py_tp_new))(type, args, NULL) : NULL;
+
+    Py_XDECREF(args);
+    return self;
+}
+
+int
+mm_dtype_init(PyObject *module, mm_state *state)
+{
+    if (mm_add_type(module, &dtype_spec, &state->dtype_type) < 0) {
+        return -1;
+    }
+    state->dtypes = PyTuple_New(MM_DTYPE_COUNT);
+    for (int i = 0; state->dtypes != NULL && i < MM_DTYPE_COUNT; i++) {
+        PyObject *object = new_dtype(state->dtype_type, mm_dtypes[i].name);
+        if (mm_set_item(state->dtypes, i, object) < 0) {
+            Py_CLEAR(state->dtypes);
+        }
+    }
+    return state->dtypes ? 0 : -1;
 }

@@ -6,11 +6,6 @@
 
 extern PyMethodDef mm_functions[];
 
-/* _register_preset, in allocator_functions.c. */
-PyObject *mm_register_preset(PyObject *module, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames);
-extern const char mm_register_preset_doc[];
-
 /* The function _synchronize, in buffer_arrays.c. */
 PyObject *mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 extern const char mm_synchronize_doc[];

@@ -4,7 +4,7 @@
 #include "foreign_location.h"
 #include "location_object.h"
 #include "location_set.h"
-#include "target_calls.h"
+#include "targets.h"
 
 static const mm_policy *
 policy_of(PyObject *op)
