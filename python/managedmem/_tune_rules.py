@@ -470,7 +470,7 @@ def with_advice(
     *,
     read_mostly: bool | None = None,
 ) -> MigrationPolicy:
-    """A policy with other parts in place of its own."""
+    """A copy of the policy with the given parts replaced."""
     return MigrationPolicy(
         read_mostly=base.read_mostly if read_mostly is None else read_mostly,
         preferred_location=base.preferred_location if preferred is None else preferred,

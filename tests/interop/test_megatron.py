@@ -7,9 +7,9 @@ import pytest
 
 from calls import names
 from constants import PAGE
-from managedmem import Device, Host, emulator, megatron
+from managedmem import Device, Host, emulator
 from programs import run_python
-from tensors import HAS_CUDA, gpu_only, last_prefetch, memory, mt, small_model, torch
+from tensors import HAS_CUDA, gpu_only, last_prefetch, megatron, memory, mt, small_model, torch
 
 CPU = -1
 TENSOR_CALLS = {

@@ -63,8 +63,19 @@ def stub_members(body):
 
 
 STUB_MEMBERS = stub_members(STUB.body)
+
+
+def stub_class(node):
+    """The members of a class in the stub, those of its generic base in the stub included."""
+    inherited = {}
+    for base in node.bases:
+        if isinstance(base, ast.Subscript) and base.value.id in STUB_MEMBERS:
+            inherited |= stub_class(STUB_MEMBERS[base.value.id][0])
+    return inherited | stub_members(node.body)
+
+
 STUB_CLASSES = {
-    name: stub_members(nodes[0].body)
+    name: stub_class(nodes[0])
     for name, nodes in STUB_MEMBERS.items()
     if isinstance(nodes[0], ast.ClassDef)
 }

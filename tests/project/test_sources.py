@@ -535,7 +535,9 @@ def test_architecture_page_names_every_source():
 def lines_to_functions():
     """For each method, the lines from the end of its docstring to the name of its function."""
     texts = {path: path.read_text() for path in sorted(ROOMS["python"].glob("*.c"))}
-    row = r'(?:MM_\w+\(|\{)\s*"\w+",\s*(?:\(PyCFunction\))?(\w+),\s*(?:METH_[\w| ]+,\s*)?(\w+_doc)\b'
+    row = (
+        r'(?:MM_\w+\(|\{)\s*"\w+",\s*(?:\(PyCFunction\))?(\w+),\s*(?:METH_[\w| ]+,\s*)?(\w+_doc)\b'
+    )
     for function, docstring in {m.groups() for t in texts.values() for m in re.finditer(row, t)}:
         for text in texts.values():
             found = re.search(rf"\b{docstring}(?:,|\[\] =).*?\"\)?;\n", text, re.DOTALL)

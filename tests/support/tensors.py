@@ -12,6 +12,7 @@ from managedmem import Device, ManagedBuffer
 
 torch = pytest.importorskip("torch", reason="needs torch")
 mt = importlib.import_module("managedmem.torch")
+megatron = importlib.import_module("managedmem.megatron")
 
 HAS_CUDA = not EMULATED and torch.cuda.is_available()
 gpu_only = pytest.mark.skipif(

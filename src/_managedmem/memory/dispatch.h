@@ -72,7 +72,7 @@ size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_
                           unsigned char *routes);
 
 /* True if the batch is queued behind a host function. Stores the total that decided in *bytes, and
- * its destination in *where. */
+ * its destination in *location. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *location);
 
 /* One execution of a prepared batch; it allocates nothing. */

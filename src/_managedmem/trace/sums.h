@@ -22,7 +22,7 @@ typedef struct {
     uint64_t duplicated, evicted;
     uint64_t move_time; /* ns in which something moved */
     uint64_t turned_back; /* bytes that moved against the last move of their page in this part */
-    uint64_t turned_across; /* and against one in a part before, if they had not moved in this */
+    uint64_t turned_across; /* or in the part before, if they did not move in this one */
 } mm_sums;
 
 typedef struct {
