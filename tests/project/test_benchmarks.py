@@ -3,12 +3,10 @@
 No time is asserted: on the emulated driver they mean nothing, and on a busy machine little.
 """
 
-import ctypes
 import json
 import os
 import re
 import shutil
-import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,6 @@ from benchmarks import (
     jobs,
     many,
     overhead,
-    progress,
     residency,
     results,
     tracing,
@@ -42,11 +39,10 @@ from benchmarks.measure import (
     UNFINISHED,
     Result,
     Row,
-    elapsed,
     need_room,
     side_by_side,
 )
-from benchmarks.report import BEGIN, END, Report, cell, machine, section, table
+from benchmarks.report import BEGIN, END, Report, machine, section, table
 from managedmem import Device
 
 
@@ -96,22 +92,6 @@ class TestGroups:
         assert all(("plan" in r.results) != r.operation.startswith("discard ") for r in rows)
         assert f"of {len(rows)} cells" in batches.summary(rows)
 
-    @pytest.mark.parametrize(
-        ("ours", "spread", "verdict"),
-        [
-            (104, 0.0, batches.WITHIN),
-            (106, 0.0, batches.ABOVE),
-            (120, 0.05, batches.ABOVE),
-            (120, 0.1, batches.NOT_TOLD_APART),
-        ],
-    )
-    def test_batches_judge_by_how_much_times_vary(self, ours, spread, verdict):
-        forms = {"loop": Result(100.0, spread), "batch": Result(500.0)}
-        row = Row("prefetch", {**forms, "ours": Result(float(ours), spread)}, "us")
-        assert batches.verdict(row, "ours") == verdict
-        assert (verdict in batches.judged(row).note) == (verdict != batches.WITHIN)
-        assert f"{int(verdict == batches.WITHIN)} of 1 cells" in batches.summary([row])
-
     def test_many(self, bare_calls):
         needs_discard()
         rows = whole(many.measure(2, (20,)), "ours")
@@ -119,13 +99,6 @@ class TestGroups:
         assert [row.operation.split()[-1] for row in prefetches] == ["neighbours", "apart"]
         assert all({"bare C", "plan"} <= set(row.results) for row in prefetches)
         assert any("set_preferred_location" in row.operation for row in rows)
-
-    def test_batches_stay_within_the_budget(self):
-        assert batches.LARGEST <= BUDGET
-        with managedmem.Stream() as stream:
-            for layout in batches.layouts(stream, (8 * MIB,), (64, 2)):
-                assert layout.whole.nbytes <= batches.LARGEST
-                assert len(layout.ranges) == 2
 
     def test_deferring(self):
         rows = whole(deferring.measure(2, (64 * KIB,), MIB), "plain, call", "auto, busy")
@@ -140,15 +113,6 @@ class TestGroups:
         rows = whole(results.measure(2, (64 * KIB, MIB)), *results.JUDGED, "copy_to", "numpy()")
         assert [row.operation.split()[0] for row in rows] == ["64", "1024"]
 
-    def test_results_are_judged_by_the_pinned_copy(self):
-        times = {name: Result(220.0) for name in results.JUDGED}
-        row = Row("64 KiB to the host", times)
-        assert results.judged(row) is row
-        assert (
-            "2.20 x"
-            in results.judged(replace(row, results=times | {"pinned copy": Result(100.0)})).note
-        )
-
     def test_advice(self):
         rows = whole(advice.measure(2, (MIB,)), "set", "set again", "unset")
         assert len({row.operation for row in rows}) == len(rows) == 8
@@ -157,26 +121,11 @@ class TestGroups:
         rows = whole(pipelines.measure(2, (64 * KIB,), 3), "ours, deferred", "ours, plain")
         assert [row.operation.split(", ")[1] for row in rows] == ["loop", "thread in the calls"]
 
-    def test_pipeline_holds_the_thread_for_a_part_of_the_loop(self):
-        with managedmem.empty(64 * KIB) as buf, managedmem.Stream() as stream:
-            loop = pipelines.Pipeline([buf], [stream])
-            sink = memoryview(bytearray(b"\1" * buf.nbytes))
-            whole = elapsed(lambda: loop.run(loop.ours(False), bytes([7]) * buf.nbytes, sink))
-            assert 0 < loop.held < whole
-            assert sink == bytes(buf.nbytes)  # what the device filled it with
-
     def test_attribution(self, bare_calls):
         """The program compares the bytes itself."""
         rows = whole(attribution.measure(20_000, 500, 2), "ours")
         assert [row.unit for row in rows] == ["ms", "ms", "ms", "kB"]
         assert all(row.results["ours"].median > 0 for row in rows)
-
-    def test_attribution_with_wrong_sums(self, monkeypatch):
-        answer = SimpleNamespace(stdout="1 2 3 4 5 6\n")
-        monkeypatch.setattr(attribution, "program", lambda folder: "none")
-        monkeypatch.setattr(attribution.subprocess, "run", lambda *_, **__: answer)
-        with pytest.raises(RuntimeError, match="5 bytes, not 6"):
-            attribution.measure(1, 1, 1)
 
     def test_footprint(self):
         rows = whole(footprint.measure(1, objects=2000), "ours")
@@ -207,34 +156,6 @@ class TestGroups:
         monkeypatch.setattr(managedmem, "Device", lambda ordinal: full)
         with pytest.raises(RuntimeError, match=r"MiB of free memory, it has 5$"):
             need_room(6 * MIB)
-
-
-class FakeCupti:
-    """The functions of cupti-python that are called, and a record at the flush."""
-
-    ActivityKind = SimpleNamespace(UNIFIED_MEMORY_COUNTER=25)
-
-    def __init__(self, records=1, failure=None):
-        self.records, self.failure, self.calls = records, failure, []
-
-    def activity_configure_unified_memory_counter(self, address, count):
-        words = (ctypes.c_uint32 * (4 * count)).from_address(address)
-        self.calls.append(("configure", list(words[:8])))
-
-    def activity_register_callbacks(self, requested, completed):
-        assert requested() == (8 * MIB, 0)
-        self.completed = completed
-
-    def activity_enable(self, kind):
-        if self.failure:
-            raise self.failure
-        self.calls.append(("enable", kind))
-
-    def activity_flush_all(self, flag):
-        self.completed([object()] * self.records)
-
-    def activity_disable(self, kind):
-        self.calls.append(("disable", kind))
 
 
 @pytest.fixture(scope="module")
@@ -269,31 +190,6 @@ class TestTracing:
         assert moved["bytes: prefetch to the device"].results["ours"].median == 4 * MIB
         assert moved["bytes: prefetch of half of it"].results["ours"].median == 2 * MIB
 
-    def test_cupti_or_the_reason_for_its_absence(self, rows):
-        for row in rows[:2]:
-            assert ("CUPTI" in row.results) != ("CUPTI" in row.failed)
-
-    def test_summary_has_the_ratios(self, rows):
-        title, to = tracing.STEP, tracing.UNTRACED
-        row = replace(rows[0], results={to: Result(100.0), "ours": Result(103.0)})
-        assert tracing.ratio([row], title, to) == 1.03
-        text = tracing.summary(rows)
-        assert f"takes {tracing.ratio(rows, title, to):.3f} of the time untraced" in text
-        assert text.endswith("Bytes differ from arithmetic by 0.")
-
-    def test_bytes_that_differ_are_counted(self, bare_calls):
-        wrong = replace(tracing.PATTERNS[0], part=0.75)
-        with managedmem.empty(2 * MIB) as buf:
-            row = tracing.bytes_row(wrong, buf)
-        assert row.results["difference"].median == MIB / 2
-        assert "differ from arithmetic by 524288." in tracing.summary(
-            [*map(self.made_up, (tracing.STEP, tracing.FAULTS)), row]
-        )
-
-    def made_up(self, title):
-        names = (tracing.UNTRACED, tracing.BARE, tracing.OURS)
-        return Row(title, dict.fromkeys(names, Result(1.0)))
-
     def test_a_bare_queue_records(self, bare_calls, buf):
         queue = tracing.BareQueue()
         queue.start()
@@ -304,46 +200,11 @@ class TestTracing:
         with pytest.raises(RuntimeError, match="not open"):
             queue.stop()
 
-    def test_cupti_is_called_as_it_wants(self):
-        fake, row = FakeCupti(), self.made_up("step")
-        found = tracing.with_cupti(row, tracing.Cupti(fake), lambda: None, 2)
-        assert found.results["CUPTI"].count == 2
-        assert fake.calls[:2] == [("configure", [1, 1, 0, 1, 1, 2, 0, 1]), ("enable", 25)]
-        assert fake.calls[-1] == ("disable", 25)
-
-    @pytest.mark.parametrize(
-        ("fake", "words"),
-        [
-            (FakeCupti(records=0), "it was enabled and delivered nothing"),
-            (FakeCupti(failure=OSError("busy")), "OSError: busy"),
-            (None, "it is not there"),
-        ],
-    )
-    def test_cupti_that_cannot_is_named(self, fake, words):
-        cupti = tracing.Cupti(fake) if fake else "it is not there"
-        found = tracing.with_cupti(self.made_up("step"), cupti, lambda: None, 2)
-        assert "CUPTI" not in found.results
-        assert found.failed == {"CUPTI": words}
-
 
 class TestBareCalls:
-    def test_call_gives_nanoseconds_and_passes_arguments(self, bare_calls):
-        seen = []
-
-        def function(*args, **named):
-            seen.append((args, named))
-
-        with managedmem.Stream() as stream:
-            assert bare.call_nanoseconds(stream.handle, function, 1, "b", defer=False) > 0
-        assert seen == [((1, "b"), {"defer": False})]
-
     def test_what_is_raised_comes_through(self, bare_calls):
         with managedmem.Stream() as stream, pytest.raises(ZeroDivisionError):
             bare.call_nanoseconds(stream.handle, lambda: 1 / 0)
-
-    def test_too_many_arguments(self, bare_calls):
-        with managedmem.Stream() as stream, pytest.raises(ValueError, match="too many"):
-            bare.call_nanoseconds(stream.handle, print, *range(9))
 
     def test_error_of_the_driver(self, bare_calls, buf):
         target = bare.Target(buf.handle, 0, 0, 0)
@@ -386,12 +247,6 @@ class TestSideBySide:
         assert len(runs) == (3 if later else 1)
         assert "Traceback" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("judged", [batches.judged, results.judged])
-    def test_rows_without_ours_are_not_judged(self, judged):
-        found = {name: Result(1.0) for name in ("loop", results.LIMIT)}
-        row = Row("op", found, failed={"ours": "why"})
-        assert judged(row) is row
-
     def test_median_and_spread(self):
         found = Result.of([1.0, 2.0, 3.0, 4.0, 100.0])
         assert (found.median, found.count) == (3.0, 5)
@@ -413,24 +268,12 @@ class TestReport:
         assert Report.read(path) == report
         assert json.loads(path.read_text())["machine"]["gpu"] == Device(0).name
 
-    def test_later_files_replace_groups(self, tmp_path):
-        for name, groups in (("a", {"x": ROWS, "y": ROWS}), ("b", {"y": ROWS[:1]})):
-            Report({"gpu": name}, groups).write(tmp_path / name)
-        found = Report.read(tmp_path / "a", tmp_path / "b")
-        assert found == Report({"gpu": "b"}, {"x": ROWS, "y": ROWS[:1]})
-
     def test_table(self):
         lines = table(ROWS).splitlines()
         head = "| operation | bare C | ours | CuPy | ours - bare | best peer / ours | unit | note |"
         assert lines[0] == head
         assert lines[2] == "| first | 50 ±10% | 80 | 160 | 30 | 2.0 | ns |  |"
         assert lines[3] == "| second | - | 2.5 | - | - | - | us | a note |"
-
-    def test_units(self):
-        assert cell(Result(1234567.0), "us") == "1,235"
-        assert cell(Result(1234567.0), "ms") == "1.2"
-        assert cell(Result(2048.0), "kB") == "2"
-        assert cell(None, "ns") == "-"
 
 
 def counts(*values):
@@ -443,19 +286,6 @@ class TestInstructions:
     def test_growth_is_caught(self, capsys):
         assert instructions.compare(counts(1000, 500), counts(1000, 551)) == 1
         assert "551  op1  GREW" in capsys.readouterr().out
-
-    @pytest.mark.parametrize(
-        ("before", "after"),
-        [(1000, 1000), (1000, 10), (100, 149), (100, 150), (2000, 2100), (10_000, 10_500)],
-    )
-    def test_less_than_both_bounds_is_no_growth(self, before, after):
-        assert instructions.compare(counts(before), counts(after)) == 0
-
-    def test_operations_of_one_side_only(self, capsys):
-        assert instructions.compare(counts(1), counts(1, 10_000)) == 0
-        assert "op1 (not in both)" in capsys.readouterr().out
-        nothing = replace(counts(1), groups={"instructions": [Row("op0", {}, note="missing")]})
-        assert instructions.compare(counts(1), nothing) == 0
 
     def test_emulated_driver_is_left_out(self):
         emulator = "/somewhere/" + instructions.EMULATOR
@@ -558,26 +388,6 @@ class TestProgress:
         line = "benchmarks: failed: attribution: not finished: OSError: no more"
         assert err.splitlines()[-1] == line
 
-    def test_ours_that_fails_fails_the_run(self, run, capsys):
-        row = replace(ROWS[0], failed={"ours": "why", "CuPy": "why"})
-        assert run(attribution=lambda: [row])[0] == 1
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert last == "benchmarks: failed: attribution: first: ours, CuPy"
-
-    def test_a_group_without_room_is_left_out(self, run, monkeypatch):
-        def refuse(nbytes):
-            raise RuntimeError(f"{nbytes} bytes")
-
-        monkeypatch.setattr(progress, "need_room", refuse)
-        status, path = run(attribution=lambda: ROWS)
-        assert status == 1
-        assert Report.read(path).groups["attribution"][0].note == "RuntimeError: 0 bytes"
-
-    def test_no_summary_of_a_part(self):
-        group = command.Group("Title", "About.", list, 0, lambda rows: "The sum.")
-        assert "The sum." in section(group, ROWS)
-        assert "The sum." not in section(group, [*ROWS, Row(UNFINISHED, {}, note="why")])
-
 
 class TestCommand:
     def test_read_prints_and_compares(self, tmp_path, capsys):
@@ -605,21 +415,6 @@ class TestCommand:
         page.write_text(f"{END}{BEGIN}")
         with pytest.raises(SystemExit, match="lacks the lines"):
             command.main(["--read", str(results), "--into", str(page)])
-
-    def test_tables_are_put_into_a_new_page(self, tmp_path):
-        page, results = tmp_path / "page.md", tmp_path / "results.json"
-        report = Report(machine(), {"overhead": ROWS})
-        report.write(results)
-        assert command.main(["--read", str(results), "--into", str(page)]) == 0
-        text = page.read_text()
-        assert text.startswith(f"# {report.machine['gpu']}, {report.machine['date']}\n\n{BEGIN}\n")
-        assert text.count("| first | 50 ±10% |") == 1
-
-    @pytest.mark.parametrize("arguments", [["nothing"], ["--against", "x.json"]])
-    def test_wrong_arguments(self, arguments, capsys):
-        with pytest.raises(SystemExit) as end:
-            command.main(arguments)
-        assert end.value.code == 2
 
     @pytest.mark.emulator_only
     def test_times_of_the_emulated_driver_are_refused(self):
@@ -652,13 +447,6 @@ class TestCommand:
         arguments = ["--read", str(tmp_path / "results.json"), "--plot", str(picture)]
         assert command.main(arguments) == 0
         assert "<svg" in picture.read_text()
-
-    def test_plot_without_matplotlib(self, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        Report(machine(), {"jobs": ROWS}).write(tmp_path / "results.json")
-        arguments = ["--read", str(tmp_path / "results.json"), "--plot", str(tmp_path / "x.svg")]
-        with pytest.raises(SystemExit, match="needs matplotlib"):
-            command.main(arguments)
 
 
 LINES = ("plain, call", "plain, end", "auto, call", "auto, end")

@@ -92,15 +92,6 @@ def test_what_gcovr_leaves_out():
     assert (shown[1], wrong) == ("branches: 100.00 % of 1; 0.00 % are exceptions", [])
 
 
-def test_a_function_that_nothing_calls():
-    _, wrong = judge(*[line(n, 0) for n in (2, 4, 5, 7)], copies=300)
-    assert wrong == ["lines:  98.68 % of 304 run, 99.0 % are needed"]
-
-
-def test_an_empty_report():
-    assert len(gate.judge({"files": []}, [], str)[1]) == 2
-
-
 def test_a_line_counts_if_one_of_its_functions_runs():
     """A function of a header is compiled into several files."""
     _, wrong = judge(*ALL, line(5, 0, function="copy of act"), line(4, 0, 0, 0))

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from paths import ROOT
-
 SUITE = """
     import pytest
     def test_good(): pass
@@ -56,14 +54,6 @@ def run_tests(tools, tmp_path, text):
     return tools.suite.run_tests("a", arguments, tmp_path, 60)
 
 
-def test_the_suite_on_a_gpu_leaves_out_files_that_only_read_sources(tools):
-    found = tools.suite.files_of_tests()
-    files = set((ROOT / "tests").glob("**/test_*.py"))
-    left_out = {file for file in files if file.parent.name == "project"} - set(found)
-    assert len(found) == len(set(found)) and set(found) == files - left_out
-    assert {file.stem for file in files - left_out} >= tools.suite.USING_A_GPU | tools.suite.ALONE
-
-
 def test_one_process_leaves_out_the_tests_of_programs(tools, tmp_path, monkeypatch):
     options = tools.suite.argparse.Namespace(log=tmp_path, timeout=60)
     ran = []
@@ -87,16 +77,6 @@ def test_a_process_that_ends_early_failed(tools, tmp_path):
     for end, status in (("os._exit(0)", 0), ("os.abort()", -6)):
         found = run_tests(tools, tmp_path, f"    import os\n    def test_a(): {end}")
         assert found["failed"] == [f"a ended with {status}"]
-
-
-def test_the_reason_of_a_crash_is_shown(tools, tmp_path, capsys):
-    """Although the stacks of many threads come behind it."""
-    threads = "; ".join(["threading.Thread(target=time.sleep, args=(30,)).start()"] * 40)
-    end = "os.write(2, b'why'); os.abort()"
-    text = f"    import os, threading, time\n    def test_a(): {threads}; {end}"
-    run_tests(tools, tmp_path, text)
-    shown = capsys.readouterr().out
-    assert "why" in shown and "Fatal Python error: Aborted" in shown
 
 
 @pytest.mark.parametrize(
@@ -137,11 +117,6 @@ def test_a_page_names_what_failed_and_why_tests_were_skipped(tools):
         "| commit | abc |",
     ):
         assert line in page.splitlines()
-
-
-def test_pages_are_named_by_date_card_and_devices(tools):
-    assert tools.record.name_of_page(FACTS) == "2026-11-22-nvidia-h100-80gb-hbm3-x2.md"
-    assert tools.record.name_of_page({**FACTS, "devices": 1}).endswith("-hbm3.md")
 
 
 def test_only_tests_for_two_devices(request):

@@ -11,7 +11,6 @@ import re
 import signal
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -97,20 +96,6 @@ def test_fill(alloc, n):
         opposite = self.outcomes(run_pytest(self.WITHOUT_A_WAIT, "-rA", "--schedule=opposite"))
         assert opposite == usual[::-1]
 
-    def test_no_folder_chooses_it(self):
-        from conftest import schedule_of
-
-        config = types.SimpleNamespace(getoption=lambda name: None)
-
-        def schedule(path):
-            nodeid = f"{path}::test_it"
-            item = types.SimpleNamespace(config=config, path=Path(path), nodeid=nodeid)
-            return schedule_of(item)
-
-        chosen = [schedule(f"a/test_{n}.py") for n in range(16)]
-        assert chosen == [schedule(f"b/c/test_{n}.py") for n in range(16)]
-        assert len(set(chosen)) == 2
-
     def test_subprocesses_have_that_of_the_test(self, request):
         from conftest import schedule_of
 
@@ -131,10 +116,6 @@ def test_it(seed):
         assert f"MANAGEDMEM_SEED={number}" in done.stdout
         assert done.stdout.count(f"MANAGEDMEM_SEED={number} --schedule=") == failed
         assert (done.returncode == 0) == (failed == 0)
-
-    def test_they_are_marked(self, run_pytest):
-        done = run_pytest(self.FOUND, "-m", "not search", MANAGEDMEM_SEED="7")
-        assert "2 deselected" in done.stdout
 
 
 def test_a_failing_program_shows_its_line():
@@ -295,12 +276,6 @@ class TestHangs:
         with pytest.raises(AssertionError, match=r"within 0.5 s(.|\n)*line 3 in <module>"):
             run_program(command, dict(os.environ), patience=0.5)
         assert time.monotonic() - begun < 20
-
-    def test_the_limits_of_the_suite(self, pytestconfig):
-        assert float(pytestconfig.getini("timeout")) <= 300
-        assert float(pytestconfig.getini("faulthandler_timeout")) <= 300
-        assert pytestconfig.getini("timeout_method") == "thread"
-        assert pytestconfig.getini("faulthandler_exit_on_timeout") is True
 
 
 @pytest.fixture(scope="class", params=range(8))

@@ -240,13 +240,6 @@ class TestPlaces:
         with pytest.raises(tool.BadList, match=r"no source that is built includes .*lone\.h"):
             tool.Place(build, 1).apply(made, [])
 
-    def test_a_compiler_of_several_words_links_c_tests(self, tool, build, monkeypatch):
-        """As CC="ccache gcc" is."""
-        monkeypatch.setattr(tool, "C_TEST_SOURCES", ())
-        build.link = ["env", shutil.which("cc"), "-shared", *build.compile, "-o", "all.so"]
-        command = tool.Place(build, 1).link_c_test("tests/c/test_most.c")
-        assert subprocess.run(command).returncode == 0
-
 
 @pytest.mark.parametrize(
     ("operator", "found"),
@@ -274,20 +267,6 @@ def test_swaps_and_detachments(mutations, sources):
     )
 
 
-def test_coordinates_are_unique(mutations):
-    every = [m.name for file in mutations.sources() for m in mutations.mutations_of(file)]
-    assert len(set(every)) == len(every) > 5000
-
-
-def test_the_choice_is_fixed_by_the_seed(mutations):
-    every = [m for file in mutations.sources() for m in mutations.mutations_of(file)]
-    shares = dict.fromkeys(mutations.SHARES, 10)
-    chosen = mutations.drawn(every, shares, 5)
-    assert chosen == mutations.drawn(every, shares, 5) != mutations.drawn(every, shares, 6)
-    assert collections.Counter(m.kind for m in chosen) == shares
-    assert len({m.file for m in chosen}) > 25
-
-
 def test_two_halves_are_the_whole(tool):
     listed = tool.read_list()
     halves = [tool.chosen(listed, half) for half in (0, 1)]
@@ -295,20 +274,3 @@ def test_two_halves_are_the_whole(tool):
     assert not halves[0].keys() & halves[1].keys()
     for half in halves:  # each has some of the kinds that must all be killed
         assert {mutant.kind for mutant in half} >= set(tool.ALL_KILLED)
-
-
-def test_files_of_tests_are_chosen_by_what_they_run_in_their_time():
-    mapping = importlib.import_module("map_tests")
-    reached = {
-        "often": {1: 9.0, 2: 9.0},
-        "slow": {1: 9.0, 2: 9.0, 3: 1.0},
-        "once": {1: 1.0},
-        **{f"again {i}": {2: 8.0} for i in range(mapping.COVER)},
-    }
-    seconds = dict.fromkeys(reached, 1.0) | {"slow": 90.0}
-    files = mapping.chosen(reached, seconds)
-    assert files[0] == "often"
-    assert files[-1] == "slow", "the only one that reaches the third line"
-    for line in (1, 2, 3):
-        reaching = [test for test in files if line in reached[test]]
-        assert len(reaching) >= min(mapping.COVER, sum(line in r for r in reached.values()))

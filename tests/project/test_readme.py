@@ -36,14 +36,6 @@ def test_a_block_that_chooses_its_driver_runs_by_itself(block):
     documents.run_alone(block)
 
 
-def test_it_is_short_and_begins_with_numbers_and_a_picture():
-    lines = TEXT.splitlines()
-    assert len(lines) <= 150
-    first_screen = "\n".join(lines[:24])
-    assert len(re.findall(r"^\|.* \d[\d.]* ms \|$", first_screen, re.MULTILINE)) == 3
-    assert re.search(r"^!\[.+\]\(docs/\S+\.svg\)$", first_screen, re.MULTILINE)
-
-
 def test_links_lead_somewhere():
     targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", TEXT)
     assert targets
