@@ -89,8 +89,8 @@ def _repr_html_(self: ManagedBuffer) -> str | None:
     fails. Safe from every thread. Driver: cuMemRangeGetAttributes.
     """
     module = _import_module("managedmem._buffer_html")
-    found: str | None = module.html_of_buffer(self)
-    return found
+    html: str | None = module.html_of_buffer(self)
+    return html
 
 
 setattr(ManagedBuffer, _repr_html_.__name__, _repr_html_)

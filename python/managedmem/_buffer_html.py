@@ -74,8 +74,8 @@ def places(buffer: ManagedBuffer) -> str:
     """The places of the pages of a buffer as HTML."""
     if buffer.nbytes > MOST:
         return f"<div>residency() shows the places of more than {size_text(MOST)}</div>"
-    found = buffer.residency()
-    return f"<div>{escape(str(found))}</div>{found._strip()}"
+    pages = buffer.residency()
+    return f"<div>{escape(str(pages))}</div>{pages._strip()}"
 
 
 def heading(buffer: ManagedBuffer) -> str:
@@ -89,12 +89,12 @@ def heading(buffer: ManagedBuffer) -> str:
 def html_of_buffer(buffer: ManagedBuffer) -> str | None:
     """The buffer as HTML; None, for which IPython shows the repr, if even its name fails."""
     try:
-        found = heading(buffer)
+        html = heading(buffer)
         if buffer.is_closed or not buffer.nbytes:
-            return found
+            return html
         try:
-            return f"<div>{found}{places(buffer)}{advice_strip(buffer)}</div>"
+            return f"<div>{html}{places(buffer)}{advice_strip(buffer)}</div>"
         except Exception as error:  # such as memory that is not managed: the message says so
-            return f"<div>{found}<div>{escape(str(error)[:LONGEST])}</div></div>"
+            return f"<div>{html}<div>{escape(str(error)[:LONGEST])}</div></div>"
     except Exception:
         return None

@@ -27,14 +27,14 @@ def _needed(name: str, given: object) -> str:
 def _bytes_in(text: str, name: str) -> int:
     """The bytes of a text such as "2.5 GiB"."""
     digits = r"\d{1,1000}"
-    found = re.fullmatch(
+    matched = re.fullmatch(
         rf"\s*({digits})(?:\.({digits}))?\s*([kmgt]?)(i?)b\s*", text, re.IGNORECASE
     )
     nbytes = 0
-    if found is not None:
-        power = " kmgt".index(found[3].lower() or " ")
-        unit, places = (1024 if found[4] else 1000) ** power, found[2] or ""
-        nbytes = int(found[1] + places) * unit // 10 ** len(places)
+    if matched is not None:
+        power = " kmgt".index(matched[3].lower() or " ")
+        unit, places = (1024 if matched[4] else 1000) ** power, matched[2] or ""
+        nbytes = int(matched[1] + places) * unit // 10 ** len(places)
     if nbytes <= 0:
         raise ValueError(_needed(name, text))
     return nbytes
@@ -42,8 +42,8 @@ def _bytes_in(text: str, name: str) -> int:
 
 def host_available() -> int | None:
     """Bytes of host memory that can be had, within the limit of a container; None if unknown."""
-    found = [each for each in (_available(), _left_in_container()) if each is not None]
-    return min(found, default=None)
+    limits = [each for each in (_available(), _left_in_container()) if each is not None]
+    return min(limits, default=None)
 
 
 def _available() -> int | None:

@@ -47,15 +47,15 @@ def hint(buffer: ManagedBuffer) -> str:
     shell = sys.modules["IPython"].get_ipython()
     if shell is None:
         return ""
-    found = _holders(shell, buffer)
-    if not found:
+    holders = _holders(shell, buffer)
+    if not holders:
         return (
             ". IPython keeps the results of cells in Out, _, __ and ___: `%xdel _N` deletes Out[N] "
             "everywhere, `del` does not"
         )
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    names = list(found)[:MOST_NAMED]
-    commands = ", ".join(f"`%xdel {found[name]}`" for name in names)
+    more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
+    names = list(holders)[:MOST_NAMED]
+    commands = ", ".join(f"`%xdel {holders[name]}`" for name in names)
     return (
         f". IPython keeps views in {', '.join(names)}{more}: {commands} deletes them everywhere, "
         "in Out and _ too; `del` does not"

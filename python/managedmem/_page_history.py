@@ -106,8 +106,8 @@ class History:
 
     def records(self) -> Any:
         """The records of the memories from the beginning of the trace on."""
-        found = records_of(self.results, range(self.parts[-1] + 1))
-        return found[self.np.isin(found["memory"], self.np.array(self.indices, "u4"))]
+        records = records_of(self.results, range(self.parts[-1] + 1))
+        return records[self.np.isin(records["memory"], self.np.array(self.indices, "u4"))]
 
     def places(self, numbers: Any) -> Any:
         """The places of processors by their numbers."""
@@ -129,7 +129,7 @@ class History:
         self.note_devices(records)
         kind = records["kind"]
         discards = (kind == CALL) & self.np.isin(records["cause"], DISCARDS)
-        found = [
+        places = [
             # At the start: copies of read_mostly are noted before the end of their move.
             self.of_kind(records[kind == MOVE], "start", "destination", "source"),
             self.of_kind(records[kind == DUPLICATE], "start", COPIES, UNKNOWN),
@@ -139,7 +139,7 @@ class History:
             self.of_kind(records[kind == HOST_FAULT], "start", HOST, UNKNOWN, weak=True),
             *self.lives(),
         ]
-        together = Changes(*map(self.np.concatenate, zip(*found, strict=True)))
+        together = Changes(*map(self.np.concatenate, zip(*places, strict=True)))
         order = self.np.argsort(together.time, kind="stable")
         return Changes(*(column[order] for column in together))
 
@@ -188,13 +188,13 @@ class History:
 
 def merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranges in the order of addresses; those that overlap or touch become one."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
         elif start < end:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
 class Areas:
@@ -231,8 +231,8 @@ class Areas:
 
     def sums(self) -> Any:
         """The areas by place, row and column."""
-        found = self.table.reshape(self.shape).cumsum(axis=1).cumsum(axis=2)
-        return found[:, :-2, :-2]
+        sums = self.table.reshape(self.shape).cumsum(axis=1).cumsum(axis=2)
+        return sums[:, :-2, :-2]
 
 
 def replayed(np: Any, changes: Changes, nbytes: int, end: int) -> Iterator[tuple[Any, ...]]:
@@ -322,8 +322,8 @@ def dominant(np: Any, areas: Any, turns: Any) -> Any:
     total = areas.sum(axis=0)
     clear = (turns > CHANGED) | (areas.max(axis=0) >= CLEAR * total)
     clear &= turns < RESTLESS
-    found = np.where(clear, areas.argmax(axis=0), MIXED)
-    return np.where(total > 1e-9, found, NO_MEMORY)
+    largest = np.where(clear, areas.argmax(axis=0), MIXED)
+    return np.where(total > 1e-9, largest, NO_MEMORY)
 
 
 def device_names(ordinals: Sequence[int]) -> list[str]:

@@ -221,14 +221,14 @@ def fault_ticks(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
 
 def points(axes: Any, line: grid.Timeline, centres: Any) -> list[Any]:
     """Draw the other events as points on the lanes."""
-    found = []
+    handles = []
     for kind, (label, style) in POINTS.items():
         lanes, column = line.counted[:, kind].nonzero()
         if len(lanes):
             shift = -EDGE + TICK / 2 if kind == grid.CALLS else 0
             common = {"color": ink(axes), "linestyle": "none", "zorder": 5, "clip_on": False}
-            found += axes.plot(centres[column], lanes + shift, label=label, **{**common, **style})
-    return found
+            handles += axes.plot(centres[column], lanes + shift, label=label, **{**common, **style})
+    return handles
 
 
 def timeline(part: TraceView, axes: Any) -> Any:
@@ -333,10 +333,10 @@ def image(
 def pages(part: TraceView, target: Any, axes: Any) -> Any:
     """Draw the places of the pages of a memory over time."""
     need("matplotlib", "plot_pages()")
-    found = history.History(part, target)
-    places = history.grid_of(found)
+    drawn = history.History(part, target)
+    places = history.grid_of(drawn)
     axes = axes_for(axes, 4.0)
-    length = max(found.window[1] - found.window[0], 1)
+    length = max(drawn.window[1] - drawn.window[0], 1)
     unit, name = time_unit(length)
     nbytes = max(places.nbytes, 1)
     image(axes, places.cells, (0, length / unit, nbytes, 0), place_styles(places.ordinals))
@@ -351,10 +351,10 @@ def pages(part: TraceView, target: Any, axes: Any) -> Any:
     labels = part._whole()._labels
     ends = part._results().parts
     times = [
-        (float(ends[p][1] - found.window[0]), labels[p]) for p in part._parts() if p < len(labels)
+        (float(ends[p][1] - drawn.window[0]), labels[p]) for p in part._parts() if p < len(labels)
     ]
     marks(axes, times, unit)
-    label = grid.short_label(found.label, 40)
+    label = grid.short_label(drawn.label, 40)
     title(axes, f"{label}, {size_text(places.nbytes)}: places of its pages", part, bool(times))
     return axes
 

@@ -220,8 +220,8 @@ class Residency:
     def _columns(self, columns: int = COLUMNS) -> Columns[str]:
         """The strip: first column, number of columns, and their place, or "mixed"."""
         runs = ((run[0], run[1], run[2]) for run in self._raw_runs())
-        found = fold(runs, self.nbytes, len(_WHERE), columns)
-        return [(first, count, (*_WHERE, MIXED)[where]) for first, count, where in found]
+        strip = fold(runs, self.nbytes, len(_WHERE), columns)
+        return [(first, count, (*_WHERE, MIXED)[where]) for first, count, where in strip]
 
 
 def _styles(columns: Columns[str]) -> list[Style]:
@@ -232,15 +232,15 @@ def _styles(columns: Columns[str]) -> list[Style]:
 
 def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
     """The sums by node; None if no target has any."""
-    found: dict[int, int] = {}
+    by_node: dict[int, int] = {}
     known = False
     for each in all_bytes:
         if each is None:
             continue
         known = True
         for node, nbytes in each.items():
-            found[node] = found.get(node, 0) + nbytes
-    return found if known else None
+            by_node[node] = by_node.get(node, 0) + nbytes
+    return by_node if known else None
 
 
 def _text_or_none(location: Device | Host | None) -> str | None:

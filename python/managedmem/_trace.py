@@ -105,9 +105,9 @@ class TracePart(TraceView):
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` to a file."""
-        found = self.to_dict()
+        values = self.to_dict()
         with open(os.fspath(path), "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+            json.dump(values, file, indent=1)
 
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draw the moves over time, with a lane for each memory, and return the matplotlib Axes.
@@ -495,21 +495,21 @@ class Trace(TracePart):
             "unlisted": "{} memories were new after as many as limit=: they have no label, and "
             "their events are unattributed once they are freed",
         }
-        found = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
+        problems = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
         if report["truncated"]:
             holders = "events() and names given by name() have" if self._named else "events() has"
-            found.append(
+            problems.append(
                 "there were more events than limit=: the sums have all of them, "
                 f"{holders} the first ones"
             )
         if not report["waited"]:
-            found.append(
+            problems.append(
                 "the end did not wait for the device, because a stream was capturing: "
                 "unfinished work is not counted"
             )
         if self._failure is not None:
-            found.append(f"the end of the trace failed: {self._failure}")
-        return tuple(found)
+            problems.append(f"the end of the trace failed: {self._failure}")
+        return tuple(problems)
 
     def to_dict(self) -> dict[str, Any]:
         """The results as dicts, lists, numbers and texts, for JSON; with those of the slices.
@@ -518,10 +518,10 @@ class Trace(TracePart):
         """
         slices = []
         for part in self.slices:
-            found = part.to_dict()
-            found["label"] = part.label
-            found["memories"] = [memory.to_dict() for memory in part._groups()]
-            slices.append(found)
+            values = part.to_dict()
+            values["label"] = part.label
+            values["memories"] = [memory.to_dict() for memory in part._groups()]
+            slices.append(values)
         return {**super().to_dict(), "slices": slices}
 
     def __repr__(self) -> str:

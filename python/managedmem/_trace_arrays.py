@@ -40,11 +40,11 @@ def records_of(results: Results, parts: Sequence[int]) -> Any:
     np = need("numpy", "this function")
     layout = np.dtype(list(FIELDS))
     assert layout.itemsize == RECORD.size
-    found = np.frombuffer(results._span(parts), layout)
-    starts = found["start"]
+    records = np.frombuffer(results._span(parts), layout)
+    starts = records["start"]
     if (starts[1:] >= starts[:-1]).all():
-        return found
-    return found[np.argsort(starts, kind="stable")]
+        return records
+    return records[np.argsort(starts, kind="stable")]
 
 
 def seconds_of(results: Results, raw: Any) -> Any:

@@ -282,13 +282,13 @@ class Writer:
 
 def write_chrome(part: TraceView, file: TextIO) -> None:
     """Write the events of a trace or a slice to an open file."""
-    found = Writer(part)
+    writer = Writer(part)
     base = time.time_ns() - time.perf_counter_ns()
     header = {"source": part.source, "complete": part.complete, "problems": part.problems}
     file.write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base},')
     file.write(f'"otherData":{json.dumps(header)},"traceEvents":[\n')
     separator = ""
-    for event in found.events():
+    for event in writer.events():
         file.write(separator + event)
         separator = ",\n"
     file.write("\n]}\n")

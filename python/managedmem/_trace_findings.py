@@ -87,8 +87,8 @@ def viewed(sums: TraceSums) -> int:
 
 def evidence_of(sums: TraceSums, *names: str) -> dict[str, int | float]:
     """The named sums, without those that were not recorded."""
-    found = {name: getattr(sums, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    counts = {name: getattr(sums, name) for name in names}
+    return {name: value for name, value in counts.items() if value is not None}
 
 
 def counts(moved: float, nbytes: int) -> bool:
@@ -353,8 +353,8 @@ def of_memory(given: Material) -> Iterator[Costed]:
     """The findings of one memory, each with its cost in seconds."""
     both = turned(given)
     rules = (contested, evicted) if both else (contested, evicted, arrived, returned, brought)
-    for found in filter(None, [both, *(rule(given) for rule in rules)]):
-        yield found[0], given.hedged(found[1])
+    for finding in filter(None, [both, *(rule(given) for rule in rules)]):
+        yield finding[0], given.hedged(finding[1])
 
 
 def nothing_to_gain(total: TraceSums) -> bool:
@@ -382,15 +382,15 @@ def requested_only(total: TraceSums) -> Finding:
 
 def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
     """Memories that were prefetched, but had no byte moved on request."""
-    found = [memory for memory in memories if not any(memory.by_cause["requested"])]
-    if not found:
+    unprefetched = [memory for memory in memories if not any(memory.by_cause["requested"])]
+    if not unprefetched:
         return None
-    labels = ", ".join(label_text(memory.label) for memory in found[:MOST_LABELS])
-    more = f" and {len(found) - MOST_LABELS} more" if len(found) > MOST_LABELS else ""
+    labels = ", ".join(label_text(memory.label) for memory in unprefetched[:MOST_LABELS])
+    more = f" and {len(unprefetched) - MOST_LABELS} more" if len(unprefetched) > MOST_LABELS else ""
     return Finding(
-        found[0] if len(found) == 1 else None,
+        unprefetched[0] if len(unprefetched) == 1 else None,
         f"{labels}{more}: prefetches moved nothing.",
-        {name: sum(getattr(m, name) for m in found) for name in ("to_device", "to_host")},
+        {name: sum(getattr(m, name) for m in unprefetched) for name in ("to_device", "to_host")},
         "Pages move unless they are there already, hold nothing yet, as before their first use, or "
         "find no room on the device. residency() before the prefetch shows their places, and "
         "memory_info the room.",
@@ -401,10 +401,10 @@ def findings_of(part: TraceView) -> tuple[Finding, ...]:
     """The findings of a trace or a slice, the largest cost first."""
     costed = [each for memory in part._groups() for each in of_memory(material_of(part, memory))]
     costed.sort(key=lambda each: -each[0])
-    found = [finding for _, finding in costed]
-    if not found and nothing_to_gain(part.total):
-        found.append(requested_only(part.total))
+    findings = [finding for _, finding in costed]
+    if not findings and nothing_to_gain(part.total):
+        findings.append(requested_only(part.total))
     idle = without_moves(part._prefetched())
     if idle is not None:
-        found.append(idle)
-    return tuple(found[:MOST])
+        findings.append(idle)
+    return tuple(findings[:MOST])

@@ -147,21 +147,21 @@ class Folding:
         stop = np.minimum(np.floor(last).astype("i8"), COLUMNS - 1)
         size = len(self.lanes) * MOVE_KINDS * (COLUMNS + 2)
         inside = begin == stop
-        found = np.bincount((base + begin)[inside], weights=amount[inside], minlength=size).astype(
+        counts = np.bincount((base + begin)[inside], weights=amount[inside], minlength=size).astype(
             "f8"
         )  # integers if there are none
         base, begin, stop, first, last, amount = (
             each[~inside] for each in (base, begin, stop, first, last, amount)
         )
         rate = amount / (last - first)
-        found += np.bincount(base + begin, weights=rate * (begin + 1 - first), minlength=size)
-        found += np.bincount(base + stop, weights=rate * (last - stop), minlength=size)
+        counts += np.bincount(base + begin, weights=rate * (begin + 1 - first), minlength=size)
+        counts += np.bincount(base + stop, weights=rate * (last - stop), minlength=size)
         whole = np.bincount(base + begin + 1, weights=rate, minlength=size).astype("f8")
         whole -= np.bincount(base + stop, weights=rate, minlength=size)
         shape = (len(self.lanes), MOVE_KINDS, COLUMNS + 2)
         whole = whole.reshape(shape).cumsum(axis=2)
         whole[whole < 1e-6 * max(whole.max(initial=0), 1)] = 0  # rounding
-        return (found.reshape(shape) + whole)[:, :, :COLUMNS]
+        return (counts.reshape(shape) + whole)[:, :, :COLUMNS]
 
     def of_kind(self, *kinds: int) -> tuple[Any, Any]:
         """The records of some kinds, and their lanes."""
@@ -182,14 +182,14 @@ class Folding:
     def counted(self) -> Any:
         """Numbers of events by lane, kind and column."""
         np = self.np
-        found = np.zeros((len(self.lanes), 5, COLUMNS), "i8")
+        cells = np.zeros((len(self.lanes), 5, COLUMNS), "i8")
         kinds = ((HOST_FAULT,), (DEVICE_FAULT,), (CALL,), (REMOTE_MAP,), (THRASHING, THROTTLING))
         for number, kind in enumerate(kinds):
             records, lane = self.of_kind(*kind)
             column = np.minimum(self.column(records["start"]).astype("i8"), COLUMNS - 1)
             counts = np.bincount(lane * COLUMNS + column, minlength=len(self.lanes) * COLUMNS)
-            found[:, number] = counts.reshape(len(self.lanes), COLUMNS)
-        return found
+            cells[:, number] = counts.reshape(len(self.lanes), COLUMNS)
+        return cells
 
 
 def timeline_of(part: TraceView) -> Timeline:

@@ -27,14 +27,14 @@ def _bar(shown: str, part: int, whole: int, colour: str) -> str:
 
 def _row(row: text.Row, most: int, tag: str) -> str:
     cells = [escape(cell) for cell in row.cells()]
-    found = [f'<{tag} style="text-align:left">{cells[0]}</{tag}>', f"<td>{cells[1]}</td>"]
+    tags = [f'<{tag} style="text-align:left">{cells[0]}</{tag}>', f"<td>{cells[1]}</td>"]
     for at, moved, colour in (
         (2, row.sums.to_device, colours.DEVICE),
         (4, row.sums.to_host, colours.HOST),
     ):
-        found += [_bar(cells[at], moved, most, colour), f"<td>{cells[at + 1]}</td>"]
-    found += [f"<td>{cell}</td>" for cell in cells[6:8]]
-    return f'<tr>{"".join(found)}<td style="text-align:left">{cells[8]}</td></tr>'
+        tags += [_bar(cells[at], moved, most, colour), f"<td>{cells[at + 1]}</td>"]
+    tags += [f"<td>{cell}</td>" for cell in cells[6:8]]
+    return f'<tr>{"".join(tags)}<td style="text-align:left">{cells[8]}</td></tr>'
 
 
 def html_of(part: TraceView) -> str:

@@ -50,13 +50,13 @@ def with_tails(
     """
     ends = {address + nbytes for kind, _, address, nbytes, *_ in memories if kind == "buffer"}
     starts = sorted(address for address, _, _ in named)
-    found = []
+    ranges = []
     for address, nbytes, label in named:
         end = address + nbytes
         last = page_end(end)
         alone = bisect.bisect_left(starts, end) == bisect.bisect_left(starts, last)
-        found.append((address, (last if last in ends and alone else end) - address, label))
-    return found
+        ranges.append((address, (last if last in ends and alone else end) - address, label))
+    return ranges
 
 
 def _reaches_system_memory() -> bool:
@@ -120,13 +120,13 @@ def with_rests(
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The ranges sorted, and separate."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
         else:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
 def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:

@@ -138,17 +138,17 @@ class TraceSums:
 
     def _nonzero(self) -> str:
         """The sums that are not 0."""
-        found = ((f.name, getattr(self, f.name)) for f in fields(TraceSums))
-        return "".join(f", {name}={n}" for name, n in found if n and name != "by_cause")
+        amounts = ((f.name, getattr(self, f.name)) for f in fields(TraceSums))
+        return "".join(f", {name}={n}" for name, n in amounts if n and name != "by_cause")
 
     def __repr__(self) -> str:
         return f"<TraceSums{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
         """The sums as a dict of numbers, for JSON."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name[0] != "_"}
-        found["by_cause"] = {cause: list(moved) for cause, moved in self.by_cause.items()}
-        return found
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name[0] != "_"}
+        values["by_cause"] = {cause: list(moved) for cause, moved in self.by_cause.items()}
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -375,19 +375,19 @@ class Results:
     def memories_of(self, parts: Sequence[int]) -> tuple[TraceMemory, ...]:
         """The memories that lived, except unknown ones and fully named ones, most bytes first."""
         end = self.parts[-1][1] if self.parts else 0
-        found = [
+        indices = [
             self.together(parts, [i], memory.label)
             for i, memory in enumerate(self.memories)
             if memory.kind != "unknown" and memory.born <= end and i not in self.covered
         ]
-        return tuple(sorted(found, key=_busiest_first))
+        return tuple(sorted(indices, key=_busiest_first))
 
     def unattributed(self, parts: Sequence[int]) -> TraceMemory:
         """The sums of the memories that are unknown."""
-        found = [i for i, memory in enumerate(self.memories) if memory.kind == "unknown"]
-        extent = (0, sum(self.memories[i].nbytes for i in found))
-        values = self.sum_of(parts, found)
-        return self._made(values, found, "(unattributed)", extent)
+        unknown = [i for i, memory in enumerate(self.memories) if memory.kind == "unknown"]
+        extent = (0, sum(self.memories[i].nbytes for i in unknown))
+        values = self.sum_of(parts, unknown)
+        return self._made(values, unknown, "(unattributed)", extent)
 
     def select(self, key: Any) -> Selection:
         """The memories that a label, a target or a `TraceMemory` means."""
@@ -399,8 +399,9 @@ class Results:
             key = key.label if known else (key.address, key.nbytes)
         if isinstance(key, str):
             labels = [memory.label for memory in self.memories]
-            found = [i for i, label in enumerate(labels) if label == key and i not in self.covered]
-            return Selection(key, frozenset(found)) if found else self._with_names(key)
+            same = (i for i, label in enumerate(labels) if label == key)
+            indices = [i for i in same if i not in self.covered]
+            return Selection(key, frozenset(indices)) if indices else self._with_names(key)
         start, nbytes = target_range(key)
         return self._at(start, start + nbytes, any_time=isinstance(key, tuple))
 
@@ -437,7 +438,7 @@ class Results:
 
     def _at(self, start: int, end: int, any_time: bool) -> Selection:
         """The memories at these addresses; those that live at the end, unless `any_time`."""
-        found = [
+        events = [
             (i, m)
             for i, m in enumerate(self.memories)
             if m.address < end and m.end > start and (any_time or self.is_alive(m))
@@ -446,7 +447,7 @@ class Results:
         # Memory that managedmem allocates has whole pages.
         whole = [
             (i, m)
-            for i, m in found
+            for i, m in events
             if m.address >= start
             and (m.end <= end or (m.kind in ("buffer", "named") and m.end == last))
         ]
@@ -457,11 +458,11 @@ class Results:
                 # The name lacks the events beyond the limit, which count for the memory.
                 all_of_it = frozenset(j for j, _ in whole) if self.truncated else frozenset([i])
                 return Selection(memory.label, all_of_it, extent=extent)
-        cut = frozenset(i for i, _ in found) - {i for i, _ in whole}
+        cut = frozenset(i for i, _ in events) - {i for i, _ in whole}
         if exact:
             label = exact[-1][1].label.removesuffix(REST)
         else:
-            label = part_label([memory for _, memory in found], start, end)
+            label = part_label([memory for _, memory in events], start, end)
         if cut:  # faults and moves are of whole pages
             start, end = start // mmap.PAGESIZE * mmap.PAGESIZE, last
         return Selection(label, frozenset(i for i, _ in whole), cut, start, end, extent)
@@ -510,16 +511,16 @@ class Results:
         for i in sorted(indices):
             if self.memories[i].kind != "unknown":
                 labels.setdefault(self.memories[i].label, []).append(i)
-        found = [self.together(parts, indices, label) for label, indices in labels.items()]
-        return sorted(found, key=_busiest_first)
+        rows = [self.together(parts, indices, label) for label, indices in labels.items()]
+        return sorted(rows, key=_busiest_first)
 
     # --- events ---------------------------------------------------------------------------------
 
     def _span(self, parts: Sequence[int]) -> memoryview:
         counts = [count for _, _, count in self.parts]
         first, last = sum(counts[: parts[0]]), sum(counts[: parts[-1] + 1])
-        found: memoryview = self.records[first * RECORD.size : last * RECORD.size]
-        return found
+        records: memoryview = self.records[first * RECORD.size : last * RECORD.size]
+        return records
 
     def raw_records(self, parts: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The records of consecutive parts in the order of time."""
@@ -539,11 +540,11 @@ class Results:
             for memory, source, destination, kind in _ROUTE.iter_unpack(self.records):
                 if kind in (MOVE, DEVICE_FAULT):
                     routes.add((memory, source, destination))
-            found: dict[int, set[int]] = {}
+            by_label: dict[int, set[int]] = {}
             for memory, *places in routes:
                 ordinals = {n for n in places if 0 <= n < OTHER_PROCESSOR}
-                found.setdefault(memory, set()).update(ordinals)
-            self._ordinals = found
+                by_label.setdefault(memory, set()).update(ordinals)
+            self._ordinals = by_label
         return self._ordinals
 
     def events(

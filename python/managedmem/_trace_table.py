@@ -114,14 +114,14 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 def notes(part: TraceView) -> list[str]:
     """The paragraphs below the table: what was lost, and the findings."""
-    found = [wrapped(f"note: {text}") for text in part.problems]
+    notes = [wrapped(f"note: {text}") for text in part.problems]
     for finding in findings_of(part):
         indent = " " * 4
         lines = [wrapped(finding.observation, later=indent)]
         if finding.advice:
             lines.append(wrapped(finding.advice, indent, indent))
-        found.append("\n".join(lines))
-    return found
+        notes.append("\n".join(lines))
+    return notes
 
 
 def text_of(part: TraceView) -> str:

@@ -209,7 +209,7 @@ class Tuning:
 
     def _read(self, trace: Trace) -> list[Seen]:
         named_targets(self.targets)  # the traced runs too
-        found: list[Seen] = []
+        runs: list[Seen] = []
         count = len(self.phases)
         for i, phase in enumerate(self.phases):
             slices = [trace.slices[run * count + i] for run in range(TRACED_RUNS)]
@@ -218,8 +218,8 @@ class Tuning:
                 for name, nbytes in self.sizes.items()
                 if nbytes
             }
-            found += seen_in(phase.name, slices, memories, not self.clock.counted)
-        used = {each.device for each in found if each.device is not None} - self.devices
+            runs += seen_in(phase.name, slices, memories, not self.clock.counted)
+        used = {each.device for each in runs if each.device is not None} - self.devices
         self.devices |= used
         self.free |= _free_memory(used)
         total = trace.total
@@ -228,7 +228,7 @@ class Tuning:
                 f"{size_text(total.turned_back)} in {TRACED_RUNS} runs went back where they "
                 "came from, all on request: some prefetches of the step may be too many"
             )
-        return found
+        return runs
 
     def material(self) -> Material:
         """What the rules need to know."""

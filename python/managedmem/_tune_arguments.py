@@ -68,15 +68,15 @@ def phases_of(step: Any) -> tuple[Phase, ...]:
         raise TypeError(f"step must be callable, or a list or tuple of callables, got {step!r}")
     if not step:
         raise ValueError("step has no phases: give a callable, or several")
-    found = tuple(_phase_of(each, f"step[{i}]", f"phase_{i + 1}") for i, each in enumerate(step))
-    names = [phase.name for phase in found]
+    phases = tuple(_phase_of(each, f"step[{i}]", f"phase_{i + 1}") for i, each in enumerate(step))
+    names = [phase.name for phase in phases]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise ValueError(
                 f"step[{names.index(name)}] and step[{i}] are both named {name!r}: give pairs "
                 "(name, callable) with different names"
             )
-    return found
+    return phases
 
 
 def _is_one_target(given: Any) -> bool:
@@ -111,21 +111,21 @@ def named_targets(buffers: Any) -> dict[str, Any]:
     Raises ValueError or TypeError.
     """
     if isinstance(buffers, Mapping):
-        found = dict(buffers)
-        for name in found:
+        named = dict(buffers)
+        for name in named:
             if not isinstance(name, str) or not name:
                 raise TypeError(f"the names of buffers must be non-empty str, got {name!r}")
     else:
         given = [buffers] if _is_one_target(buffers) else list(buffers)
-        found = dict(zip(_names_for(given), given, strict=True))
-    for name, target in found.items():
+        named = dict(zip(_names_for(given), given, strict=True))
+    for name, target in named.items():
         try:
             MigrationPolicy.default().applied([target])  # checks the target, and applies nothing
         except (TypeError, ValueError, RuntimeError) as error:
             start = f"buffer {name!r}: "
             error.args = (start + str(error).removeprefix("targets[0]: "), *error.args[1:])
             raise
-    return found
+    return named
 
 
 def extents_of(targets: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
@@ -150,7 +150,7 @@ def disposable_of(
     else:
         one = isinstance(given, str) or _is_one_target(given)
         pairs = [(each, None) for each in ([given] if one else given)]
-    found: dict[str, str | None] = {}
+    obstacles: dict[str, str | None] = {}
     names = [phase.name for phase in phases]
     for each, phase in pairs:
         same = (key for key, target in targets.items() if target is each)
@@ -162,8 +162,8 @@ def disposable_of(
                 f"disposable says that phase {phase!r} overwrites {name!r}; the phases are "
                 f"{', '.join(names)}"
             )
-        found[name] = phase
-    return found
+        obstacles[name] = phase
+    return obstacles
 
 
 def check_discards(names: Iterable[str], targets: Mapping[str, Any]) -> None:

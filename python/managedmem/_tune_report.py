@@ -146,10 +146,10 @@ class TuneResult(TuneValues):
     def __str__(self) -> str:
         lines = [self._headline(), self._circumstances()]
         for title, wanted in (("kept", True), ("not kept", False)):
-            found = [trial for trial in self.trials if (trial.verdict == KEPT) is wanted]
-            if found:
+            chosen = [trial for trial in self.trials if (trial.verdict == KEPT) is wanted]
+            if chosen:
                 lines += ["", f"{title}:"]
-                lines += [line for trial in found for line in _trial_lines(trial)]
+                lines += [line for trial in chosen for line in _trial_lines(trial)]
         lines += [f"\nnote: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -162,11 +162,11 @@ class TuneResult(TuneValues):
 
     def __repr__(self) -> str:
         kept = sum(trial.verdict == KEPT for trial in self.trials)
-        found = f"speedup={self.speedup:.2f}"
+        judged = f"speedup={self.speedup:.2f}"
         if self.counts is not None:
             sides = (f"{name}={a}->{b}" for name, (a, b) in self.counts.items())
-            found = f"judged by {COUNTS}: {' '.join(sides)}"
-        return f"<TuneResult {found} kept={kept} trials={len(self.trials)}>"
+            judged = f"judged by {COUNTS}: {' '.join(sides)}"
+        return f"<TuneResult {judged} kept={kept} trials={len(self.trials)}>"
 
     def _repr_html_(self) -> str:
         """The same as a table for notebooks, without scripts."""
@@ -234,9 +234,9 @@ class TuneResult(TuneValues):
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` to a file."""
-        found = self.to_dict()
+        values = self.to_dict()
         with open(os.fspath(path), "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+            json.dump(values, file, indent=1)
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> TuneResult:
@@ -247,16 +247,16 @@ class TuneResult(TuneValues):
         name = os.fsdecode(path)
         with open(name, encoding="utf-8") as file:
             try:
-                found = json.load(file)
+                values = json.load(file)
             except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
                 raise ValueError(f"{name} is not a result of tune(): not JSON, {error}") from error
-        if not isinstance(found, dict) or found.get("version") != VERSION:
+        if not isinstance(values, dict) or values.get("version") != VERSION:
             raise ValueError(
                 f"{name} is not a result of tune() that this version can read: it needs "
                 f'"version": {VERSION}'
             )
         try:
-            return cls(**_values_of(found))
+            return cls(**_values_of(values))
         except KeyError as error:
             raise ValueError(f"{name} is not a result of tune(): it lacks {error}") from error
         except (TypeError, ValueError, OverflowError) as error:
@@ -324,14 +324,14 @@ def location_of(text: str) -> Location:
 
 
 def _policy_of(value: Any) -> MigrationPolicy:
-    found = _typed(value, dict, "each of policies")
-    preferred = found["preferred_location"]
+    policy = _typed(value, dict, "each of policies")
+    preferred = policy["preferred_location"]
     if preferred is not None:
         preferred = location_of(_typed(preferred, str, "preferred_location"))
     return MigrationPolicy(
-        read_mostly=found["read_mostly"],
+        read_mostly=policy["read_mostly"],
         preferred_location=preferred,
-        accessed_by=[location_of(each) for each in _texts_of(found["accessed_by"], "accessed_by")],
+        accessed_by=[location_of(each) for each in _texts_of(policy["accessed_by"], "accessed_by")],
     )
 
 
@@ -350,8 +350,8 @@ def _counts_of(value: Any) -> CountPairs | None:
     """The counts of a file; None also in files of versions without them."""
     if value is None:
         return None
-    found = _typed(value, dict, "counts")
-    pairs = {name: tuple(_typed(found[name], list, "counts")) for name in ("bytes", "faults")}
+    counts = _typed(value, dict, "counts")
+    pairs = {name: tuple(_typed(counts[name], list, "counts")) for name in ("bytes", "faults")}
     for pair in pairs.values():
         if len(pair) != 2:
             raise TypeError(f"each of counts must have 2 numbers, got {len(pair)}")
@@ -386,20 +386,20 @@ def _phases_from(value: Any) -> tuple[str, ...]:
 
 
 def _entries_from(value: Any, place: str, phases: Sequence[str]) -> Entries:
-    found: Entries = {}
+    entries: Entries = {}
     for phase, pairs in _typed(value, dict, place).items():
         if phase not in phases:
             raise TypeError(f"{place} has {phase!r}, which is not a phase")
         texts = [_texts_of(pair, place) for pair in _typed(pairs, list, place)]
         if any(len(pair) != 2 for pair in texts):
             raise TypeError(f"{place} must have pairs of a name and a location")
-        found[phase] = [(name, location_of(text)) for name, text in texts]
-    return found
+        entries[phase] = [(name, location_of(text)) for name, text in texts]
+    return entries
 
 
 def _time_of(value: Any, place: str) -> TuneTime:
-    found = _typed(value, dict, place)
-    return TuneTime(**{name: _number_of(each, place) for name, each in found.items()})
+    values = _typed(value, dict, place)
+    return TuneTime(**{name: _number_of(each, place) for name, each in values.items()})
 
 
 def _gain_of(value: Any) -> TuneTime | None:
@@ -407,28 +407,28 @@ def _gain_of(value: Any) -> TuneTime | None:
 
 
 def _pairs_of(value: Any) -> tuple[tuple[float, float], ...]:
-    found = []
+    items = []
     for pair in _typed(value, list, "pairs"):
         if len(_typed(pair, list, "each of pairs")) != 2:
             raise TypeError(f"each of pairs must have 2 numbers, got {len(pair)}")
-        found.append((_number_of(pair[0], "pairs"), _number_of(pair[1], "pairs")))
-    return tuple(found)
+        items.append((_number_of(pair[0], "pairs"), _number_of(pair[1], "pairs")))
+    return tuple(items)
 
 
 def _trial_of(value: Any) -> TuneTrial:
-    found = dict(_typed(value, dict, "each of trials"))
+    values = dict(_typed(value, dict, "each of trials"))
     for name in ("change", "rule", "reason", "verdict"):
-        _typed(found[name], str, name)
-    for name, each in _typed(found["evidence"], dict, "evidence").items():
+        _typed(values[name], str, name)
+    for name, each in _typed(values["evidence"], dict, "evidence").items():
         _number_of(each, name)
-    if found["estimate"] is not None:
-        _number_of(found["estimate"], "estimate")
-    _number_of(found["cost"], "cost")
-    found["pairs"], found["gain"] = _pairs_of(found["pairs"]), _gain_of(found["gain"])
-    found["counts"] = _counts_of(found.get("counts"))
-    if found["gain"] is not None and not found["pairs"]:
+    if values["estimate"] is not None:
+        _number_of(values["estimate"], "estimate")
+    _number_of(values["cost"], "cost")
+    values["pairs"], values["gain"] = _pairs_of(values["pairs"]), _gain_of(values["gain"])
+    values["counts"] = _counts_of(values.get("counts"))
+    if values["gain"] is not None and not values["pairs"]:
         raise TypeError("a trial without pairs has a gain")
-    return TuneTrial(**found)
+    return TuneTrial(**values)
 
 
 def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:

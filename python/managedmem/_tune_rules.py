@@ -102,16 +102,16 @@ class Setting:
         """True if the change is a part of the setting."""
         if isinstance(item, Advise):
             return self.policies.get(item.name) == item
-        found = self.prefetches if isinstance(item, Prefetch) else self.discards
-        return found.get((item.phase, item.name)) == item.location
+        items = self.prefetches if isinstance(item, Prefetch) else self.discards
+        return items.get((item.phase, item.name)) == item.location
 
     def on_devices(self) -> dict[Device, set[str]]:
         """The memories that are brought to each device."""
-        found: dict[Device, set[str]] = {}
+        by_device: dict[Device, set[str]] = {}
         for (_, name), location in [*self.prefetches.items(), *self.discards.items()]:
             if isinstance(location, Device):
-                found.setdefault(location, set()).add(name)
-        return found
+                by_device.setdefault(location, set()).add(name)
+        return by_device
 
 
 @dataclass(frozen=True)
@@ -190,12 +190,12 @@ def destination(part: TraceSlice, memory: TraceMemory) -> Device | None:
     """The device that got most bytes of the memory, or the one that faulted on it."""
     if len(memory.devices) <= 1:
         return memory.devices[0] if memory.devices else None
-    found: dict[Device, int] = {}
+    by_device: dict[Device, int] = {}
     for event in part.events(of=memory):
         place = event.destination if event.kind == "move" else event.source
         if event.kind in ("move", "device_fault") and isinstance(place, Device):
-            found[place] = found.get(place, 0) + max(event.nbytes, 1)
-    return max(found, key=lambda each: found[each]) if found else None
+            by_device[place] = by_device.get(place, 0) + max(event.nbytes, 1)
+    return max(by_device, key=lambda each: by_device[each]) if by_device else None
 
 
 def unasked(sums: TraceSums) -> int:
@@ -294,9 +294,9 @@ class Material(NamedTuple):
 
 def names_text(names: Iterable[str]) -> str:
     """Some names, and the number of the others."""
-    found = sorted(names)
-    shown = ", ".join(label_text(name) for name in found[:MOST_NAMED])
-    more = len(found) - MOST_NAMED
+    ordered = sorted(names)
+    shown = ", ".join(label_text(name) for name in ordered[:MOST_NAMED])
+    more = len(ordered) - MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
 
 
@@ -581,7 +581,7 @@ def propose(material: Material, seen: Sequence[Seen]) -> list[Candidate]:
     by_name: dict[str, list[Seen]] = {}
     for each in seen:
         by_name.setdefault(each.name, []).append(each)
-    wholes = [together(found) for found in by_name.values()]
+    wholes = [together(same) for same in by_name.values()]
     moves = [candidate for candidate, _ in prefetches(material, seen)]
     parts = list(moves)
     for whole in wholes:
@@ -589,8 +589,8 @@ def propose(material: Material, seen: Sequence[Seen]) -> list[Candidate]:
             made = (rule(material, whole) for rule in (duplicated, used_in_place, contested))
             parts += filter(None, made)
     parts += overwritten(material, seen)
-    found = [*groups_of(parts, material.phases), *crowded(material, wholes, moves), *parts]
-    return usable(material, sorted(found, key=lambda each: -(each.estimate or 0.0)))
+    candidates = [*groups_of(parts, material.phases), *crowded(material, wholes, moves), *parts]
+    return usable(material, sorted(candidates, key=lambda each: -(each.estimate or 0.0)))
 
 
 def propose_all(material: Material, device: Device) -> list[Candidate]:

@@ -80,15 +80,15 @@ class TunedStep:
         self.running: str | None = None
 
     def __call__(self, *, after: Callable[[str], object] | None = None) -> Any:
-        found = []
+        results = []
         for phase in self._phases:
             self._prepare(phase.name)
             self.running = phase.name
-            found.append(phase.run())
+            results.append(phase.run())
             self.running = None
             if after is not None:
                 after(phase.name)
-        return found[0] if len(found) == 1 else tuple(found)
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _prepare(self, phase: str) -> None:
         """Discard and prefetch what the plans say for a phase."""
@@ -273,13 +273,13 @@ class Pairs(NamedTuple):
         """
         if self.counts is None:
             return [first - second for first, second in self.seconds]
-        found = (shares(first, second) for first, second in self.counts)
-        return [max(each) if min(each) >= 0 else min(each) for each in found]
+        shared = (shares(first, second) for first, second in self.counts)
+        return [max(each) if min(each) >= 0 else min(each) for each in shared]
 
     def unchanged(self) -> dict[str, tuple[int, int]] | None:
         """The usual bytes and faults of the first runs, also as those after no change."""
-        found = self.medians()
-        return found and {name: (before, before) for name, (before, _) in found.items()}
+        medians = self.medians()
+        return medians and {name: (before, before) for name, (before, _) in medians.items()}
 
     def medians(self) -> dict[str, tuple[int, int]] | None:
         """The usual bytes and faults of the first and of the second runs; None of seconds."""
@@ -407,22 +407,22 @@ class Search:
     def measure_noise(self) -> TuneTime:
         """Compare the unchanged step with itself; its seconds. Raises TuneUnstableError."""
         for _ in range(NOISE_ATTEMPTS):
-            found = self.pairs(Setting(), Setting())
-            seconds = [each for pair in found.seconds for each in pair]
+            pairs = self.pairs(Setting(), Setting())
+            seconds = [each for pair in pairs.seconds for each in pair]
             usual = interval_of(seconds)
             self.first_typical = self.typical = usual.median
-            self.usual = found
-            if found.counts is not None:
-                if self._is_steady(found.counts):
+            self.usual = pairs
+            if pairs.counts is not None:
+                if self._is_steady(pairs.counts):
                     return usual
                 continue
-            difference = interval_of(found.gains)
+            difference = interval_of(pairs.gains)
             floor = max(abs(difference.low), abs(difference.high))
             self.noise = floor / usual.median if usual.median > 0 else math.inf
             centred = difference.low <= 0 <= difference.high
             if centred and self.noise <= self.limits.max_noise:
                 return usual
-        if found.counts is not None:
+        if pairs.counts is not None:
             raise TuneUnstableError(
                 f"the step varies too much to be tuned: over {self.limits.pairs} pairs of "
                 f"unchanged runs, bytes or faults differ by {100 * self.noise:.4g}% (at most "
@@ -443,9 +443,9 @@ class Search:
         """True if bytes and faults of unchanged runs differ by chance, and little; notes by how
         much."""
         saved = [shares(first, second) for first, second in counts]
-        found = [interval_of(each) for each in zip(*saved, strict=True)]
-        self.noise = max(max(abs(each.low), abs(each.high)) for each in found)
-        centred = all(each.low <= 0 <= each.high for each in found)
+        intervals = [interval_of(each) for each in zip(*saved, strict=True)]
+        self.noise = max(max(abs(each.low), abs(each.high)) for each in intervals)
+        centred = all(each.low <= 0 <= each.high for each in intervals)
         return centred and self.noise <= self.limits.max_noise
 
     def threshold(self) -> float:
@@ -465,13 +465,13 @@ class Search:
                 return self._report(candidate, f"the driver refuses it: {error}")
             cost = self.clock.now() - start
             self.placement.use(self.setting)
-            found = self.pairs(self.setting, changed, self.threshold())
-        verdict = self._verdict(found)
+            pairs = self.pairs(self.setting, changed, self.threshold())
+        verdict = self._verdict(pairs)
         if verdict == KEPT:
             self.kept.append((len(self.trials), candidate))
             self.setting = changed
-            self.typical = statistics.median(second for _, second in found.seconds)
-        return self._report(candidate, verdict, found, cost)
+            self.typical = statistics.median(second for _, second in pairs.seconds)
+        return self._report(candidate, verdict, pairs, cost)
 
     def _verdict(self, found: Pairs) -> str:
         if found.refused:
@@ -536,12 +536,12 @@ class Search:
             self.trials.append(self.trial(candidate, self.setting.without(item)))
 
     def _items(self) -> list[Item]:
-        found: list[Item] = list(self.setting.policies.values())
+        items: list[Item] = list(self.setting.policies.values())
         for (phase, name), location in self.setting.prefetches.items():
-            found.append(Prefetch(name, phase, location))
+            items.append(Prefetch(name, phase, location))
         for (phase, name), location in self.setting.discards.items():
-            found.append(Discard(name, phase, location))
-        return found
+            items.append(Discard(name, phase, location))
+        return items
 
     def prove(self, candidates: Sequence[Candidate], material: Material) -> None:
         """Try the candidates; then once more those that meet later kept ones in a phase."""
@@ -567,9 +567,9 @@ class Search:
         if self.setting == Setting():
             return None
         with self.applying("everything that was kept"):
-            found = self.pairs(Setting(), self.setting)
-        if interval_of(found.gains).low > 0:
-            return found
+            pairs = self.pairs(Setting(), self.setting)
+        if interval_of(pairs.gains).low > 0:
+            return pairs
         self.setting = Setting()
         self.trials = [
             trial._replace(verdict="put back: all kept changes together gained nothing")

@@ -489,9 +489,9 @@ class WorkingUse:
         """Acquire all parts, or find that one is at home."""
         group = self._group
         numbers = () if group._stays_at_home() else group._numbers
-        found = parts.frames.acquire(numbers, self._writes, self._stream, parts.numbers)
-        if found and all(found):
-            self._start = found[0]
+        acquired = parts.frames.acquire(numbers, self._writes, self._stream, parts.numbers)
+        if acquired and all(acquired):
+            self._start = acquired[0]
             return
         group._begin_at_home(parts.frames, self._writes)
         self._is_at_home = True

@@ -374,8 +374,9 @@ class ManagedWorkingSet(_GroupSet[ManagedGroup]):
         group = ManagedGroup(self, _checked_name(name), _checked_access(access))
 
         def add(frames: _Frames) -> None:
-            found = frames.add_targets(targets, access, group._numbers)
-            group._nbytes, group._kept, group._targets = found[0], (found[1], found[2]), targets
+            sizes = frames.add_targets(targets, access, group._numbers)
+            group._nbytes, group._kept = sizes[0], (sizes[1], sizes[2])
+            group._targets = targets
 
         return self._added(group, add)
 

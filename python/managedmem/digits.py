@@ -77,7 +77,7 @@ def accuracy(predicted: bytes, labels: bytes) -> float:
     truth = labels[HELD_OUT]
     right = total = 0
     for start in range(0, len(predicted), len(labels)):
-        found = predicted[start : start + len(labels)][HELD_OUT]
-        right += sum(map(int.__eq__, found, truth))
+        guesses = predicted[start : start + len(labels)][HELD_OUT]
+        right += sum(map(int.__eq__, guesses, truth))
         total += len(truth)
     return right / total

@@ -357,12 +357,12 @@ def _parse(line: str) -> Call:
 def _calls_from(start: int) -> list[Call]:
     library = _library()
     text = ctypes.create_string_buffer(_TEXT_SIZE)
-    found = []
+    calls = []
     index = start
     while library.emu_log_entry(index, text, len(text)) >= 0:
-        found.append(_parse(text.value.decode()))
+        calls.append(_parse(text.value.decode()))
         index += 1
-    return found
+    return calls
 
 
 def calls() -> list[Call]:
@@ -400,8 +400,8 @@ def recording() -> Iterator[list[Call]]:
 
 def _names_like(name: str) -> str:
     """The function names similar to an unknown one, or all names."""
-    found = map(_library().emu_fail_name, itertools.count())
-    names = sorted({text.decode() for text in itertools.takewhile(bool, found)})
+    texts = map(_library().emu_fail_name, itertools.count())
+    names = sorted({text.decode() for text in itertools.takewhile(bool, texts)})
     near = difflib.get_close_matches(name, names, n=3)
     if near:
         return f"did you mean {' or '.join(near)}?"
@@ -564,9 +564,9 @@ def clear_counters() -> None:
 
 def _run_counts() -> tuple[int, int]:
     """Bytes over the bus, moved or used in place, and faults, of tune()'s runs so far."""
-    found = counters()
-    moved = found.bytes_htod + found.bytes_dtoh + found.bytes_dtod
-    return moved + _library().emu_used_in_place(), found.cpu_faults + found.gpu_faults
+    counted = counters()
+    moved = counted.bytes_htod + counted.bytes_dtoh + counted.bytes_dtod
+    return moved + _library().emu_used_in_place(), counted.cpu_faults + counted.gpu_faults
 
 
 def schedule(when: str) -> None:

@@ -128,8 +128,8 @@ def _find_in_module(module: Any, include_buffers: bool) -> Found:
     """The module's parameters, without those in plain host memory."""
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module or None, got {module!r}")
-    found = [] if module is None else find_tensors(module, include_buffers)
-    return [(name, tensor) for name, tensor in found if tensor.is_cuda or is_managed(tensor)]
+    tensors = [] if module is None else find_tensors(module, include_buffers)
+    return [(name, tensor) for name, tensor in tensors if tensor.is_cuda or is_managed(tensor)]
 
 
 def _ranges_of(found: Found) -> list[ManagedBuffer]:
@@ -171,8 +171,8 @@ def prefetch_managed_tensor(
     without a driver, and the errors of managedmem.prefetch().
     """
     with _errors_of("prefetch a tensor"):
-        if found := _find_in_tensor(tensor):
-            _prefetch(found, device, stream)
+        if tensors := _find_in_tensor(tensor):
+            _prefetch(tensors, device, stream)
 
 
 def advise_managed_tensor_preferred_location(tensor: Any, *, device: SupportsIndex) -> None:
@@ -181,8 +181,8 @@ def advise_managed_tensor_preferred_location(tensor: Any, *, device: SupportsInd
     Skips and raises as prefetch_managed_tensor() does.
     """
     with _errors_of("set a tensor's preferred location"):
-        if found := _find_in_tensor(tensor):
-            _advise(found, "set_preferred_location", device)
+        if tensors := _find_in_tensor(tensor):
+            _advise(tensors, "set_preferred_location", device)
 
 
 def advise_managed_tensor_accessed_by(tensor: Any, *, device: SupportsIndex) -> None:
@@ -191,8 +191,8 @@ def advise_managed_tensor_accessed_by(tensor: Any, *, device: SupportsIndex) -> 
     Skips and raises as prefetch_managed_tensor() does.
     """
     with _errors_of("set what a tensor is accessed by"):
-        if found := _find_in_tensor(tensor):
-            _advise(found, "set_accessed_by", device)
+        if tensors := _find_in_tensor(tensor):
+            _advise(tensors, "set_accessed_by", device)
 
 
 def prefetch_managed_module_parameters(
@@ -208,8 +208,8 @@ def prefetch_managed_module_parameters(
     Otherwise raises as prefetch_managed_tensor() does.
     """
     with _errors_of("prefetch a module's parameters"):
-        found = _find_in_module(module, include_buffers)
-        return _prefetch(found, device) if found else 0
+        tensors = _find_in_module(module, include_buffers)
+        return _prefetch(tensors, device) if tensors else 0
 
 
 def advise_managed_module_parameters_preferred_location(
@@ -220,5 +220,5 @@ def advise_managed_module_parameters_preferred_location(
     Skips and raises as prefetch_managed_module_parameters() does. All or nothing.
     """
     with _errors_of("set the preferred location of a module's parameters"):
-        if found := _find_in_module(module, include_buffers):
-            _advise(found, "set_preferred_location", device)
+        if tensors := _find_in_module(module, include_buffers):
+            _advise(tensors, "set_preferred_location", device)

@@ -115,12 +115,12 @@ def _plain(
         start = w[FEATURES * CLASSES :].tolist()
         for row in range(len(out)):
             pixels = x[row * FEATURES : (row + 1) * FEATURES].tolist()
-            found = [
+            sums = [
                 sum(map(mul, pixels, column), bias)
                 for column, bias in zip(columns, start, strict=True)
             ]
-            s[row * CLASSES : (row + 1) * CLASSES] = array("f", found)
-            out[row] = found.index(max(found))
+            s[row * CLASSES : (row + 1) * CLASSES] = array("f", sums)
+            out[row] = sums.index(max(sums))
 
 
 def choose(emulated: bool, device: Device) -> Engine:

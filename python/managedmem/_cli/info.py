@@ -120,7 +120,7 @@ def print_device(device: Device) -> None:
 
 def numa_nodes() -> list[tuple[int, str, str]]:
     """Number, processors and memory of each NUMA node that the system lists, in order."""
-    found = []
+    rows = []
     for folder in NODES.glob("node[0-9]*"):
         try:
             processors = (folder / "cpulist").read_text().strip()
@@ -129,8 +129,8 @@ def numa_nodes() -> list[tuple[int, str, str]]:
             continue
         total = re.search(r"MemTotal:\s+(\d+) kB", meminfo)
         memory = size_text(int(total[1]) * 1024) if total else "memory unknown"
-        found.append((int(folder.name[4:]), processors or "none", memory))
-    return sorted(found)
+        rows.append((int(folder.name[4:]), processors or "none", memory))
+    return sorted(rows)
 
 
 def abilities(found: Capabilities) -> list[Sequence[object]]:

@@ -82,11 +82,11 @@ def to_managed(
     during the call. Driver: cuMemAllocManaged.
     """
     target = None if device is None else _target_device(device)
-    found = _find_movable(module, target)
+    movable = _find_movable(module, target)
     with torch.inference_mode(False), torch.no_grad():
-        blocks = [block for block in _blocks(found, target) if _must_change(block)]
+        blocks = [block for block in _blocks(movable, target) if _must_change(block)]
         _find_places(blocks)
-        _swap([*_changes(blocks), *_empty_changes(found, target)])
+        _swap([*_changes(blocks), *_empty_changes(movable, target)])
     return module
 
 
@@ -131,19 +131,19 @@ def _target_device(device: Device | torch.device | str | int) -> torch.device:
 
 def _find_movable(module: object, target: torch.device | None) -> Found:
     """The tensors that move, checked, each once."""
-    found: Found
+    tensors: Found
     if isinstance(module, torch.nn.Module):
-        found = [*module.named_parameters(), *module.named_buffers()]
+        tensors = [*module.named_parameters(), *module.named_buffers()]
     elif isinstance(module, torch.optim.Optimizer):
-        found = [(name, t) for name, t in find_tensors(module) if t.dim() > 0]
+        tensors = [(name, t) for name, t in find_tensors(module) if t.dim() > 0]
     elif isinstance(module, Tensor):
-        found = [("", module)]
+        tensors = [("", module)]
     else:
         kind = type(module).__name__
         raise TypeError(f"to_managed() takes a module, an optimizer or a tensor, got {kind}")
-    found += [entry for name, t in found for entry in _gradient(name, t, target)]
+    tensors += [entry for name, t in tensors for entry in _gradient(name, t, target)]
     unique: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in found:
+    for name, tensor in tensors:
         _check_movable(name, tensor)
         unique.setdefault(id(tensor), (name, tensor))
     return list(unique.values())

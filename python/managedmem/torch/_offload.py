@@ -141,9 +141,9 @@ def offload(
     _refuse_offloaded(model)
     optimizer = checked_optimizer(optimizer)
     chosen = chosen_blocks(model, blocks)
-    found = tensors_of(model)
-    check_claims(model, found)
-    homes = homes_of(model, device, found)
+    tensors = tensors_of(model)
+    check_claims(model, tensors)
+    homes = homes_of(model, device, tensors)
     if optimizer is not None:
         check_parameters(model, optimizer)
     check_read_only(read_only, optimizer)
@@ -263,7 +263,7 @@ class _Lane:
         """The trained parameters, part by part, in the same objects each time."""
         index = {id(p): i for i, p in enumerate(self.share.trained)}
         streamed = set(map(id, self.plan.streamed))
-        found: list[StepPart] = []
+        parts: list[StepPart] = []
         for part in self.plan.resident + self.plan.streamed:
             tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
             mine = sorted((t for t in tensors if id(t) in index), key=lambda t: index[id(t)])
@@ -272,8 +272,8 @@ class _Lane:
             step = self.steps.setdefault(id(part), StepPart(mine, self.target, None))
             step.parameters = mine
             step.group = self.groups.get(id(part)) if id(part) in streamed else None
-            found.append(step)
-        return found
+            parts.append(step)
+        return parts
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the frames."""
@@ -503,8 +503,8 @@ class Offload:
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-        found: Offload | None = vars(module).get(_KEPT)
-        return None if found is None or found._removed else found
+        handle: Offload | None = vars(module).get(_KEPT)
+        return None if handle is None or handle._removed else handle
 
     @property
     def device(self) -> torch.device:

@@ -110,13 +110,13 @@ def _refuse_nested(modules: dict[str, nn.Module], chosen: dict[int, str]) -> Non
 
 def tensors_of(model: nn.Module) -> Found:
     """The parameters and buffers, checked, each once."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    named: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         _check_movable(name, tensor)
-        found.setdefault(id(tensor), (name, tensor))
-    if not any(isinstance(t, nn.Parameter) and t.numel() for _, t in found.values()):
+        named.setdefault(id(tensor), (name, tensor))
+    if not any(isinstance(t, nn.Parameter) and t.numel() for _, t in named.values()):
         raise ValueError(f"model ({type(model).__name__}) has no parameters to offload")
-    return list(found.values())
+    return list(named.values())
 
 
 def homes_of(
@@ -163,19 +163,19 @@ def _target(device: object) -> Target:
         if device.type != "cuda":
             raise ValueError(f"device must be a CUDA device, got {device}")
         device = _current_index() if device.index is None else device.index
-    found = device if isinstance(device, Device) else Device(device)
+    chosen = device if isinstance(device, Device) else Device(device)
     emulated = managedmem._managedmem._driver_info()["emulated"]
     if not emulated and not torch.cuda.is_available():
-        raise ValueError(f"device is {found}, but this torch has no CUDA device")
-    if found.integrated:
+        raise ValueError(f"device is {chosen}, but this torch has no CUDA device")
+    if chosen.integrated:
         warnings.warn(
-            f"{found} has the memory of the host: offload() frees none of it, and its copies take "
+            f"{chosen} has the memory of the host: offload() frees none of it, and its copies take "
             "time. Run the model without it",
             stacklevel=4,
         )
     if emulated:
-        return Target(found, torch.device("cpu"))
-    return Target(found, torch.device("cuda", found.device_id))
+        return Target(chosen, torch.device("cpu"))
+    return Target(chosen, torch.device("cuda", chosen.device_id))
 
 
 def _current_index() -> int:

@@ -115,14 +115,14 @@ def _without(parts: list[_Part], others: list[_Part]) -> list[_Part]:
 
 def _small_parts(parts: list[_Part], budget: int) -> list[_Part]:
     """Parts whose loads would cost more than their room, in at most an eighth of the budget."""
-    found: list[_Part] = []
+    chosen: list[_Part] = []
     room = budget // 8
     for part in sorted(parts, key=lambda part: part.nbytes):
         if part.nbytes > min(TINY, budget // 64) or part.nbytes > room:
             break
-        found.append(part)
+        chosen.append(part)
         room -= part.nbytes
-    return found
+    return chosen
 
 
 def _frames_for(parts: list[_Part], room: int) -> int:
@@ -153,16 +153,16 @@ def _spread(parts: list[_Part], room: int) -> list[_Part]:
     """Parts of at most `room` bytes, evenly along the list; the first one comes first."""
     total = sum(part.nbytes for part in parts)
     share = min(1.0, room / total) if total else 0.0
-    found: list[_Part] = []
+    chosen: list[_Part] = []
     owed = parts[0].nbytes * (1 - share) if parts else 0.0
     for part in parts:
         owed += part.nbytes * share
         if owed >= part.nbytes and part.nbytes <= room:
-            found.append(part)
+            chosen.append(part)
             owed -= part.nbytes
             room -= part.nbytes
-    for part in _without(parts, found):  # what is left
+    for part in _without(parts, chosen):  # what is left
         if part.nbytes <= room:
-            found.append(part)
+            chosen.append(part)
             room -= part.nbytes
-    return found
+    return chosen

@@ -69,10 +69,10 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
     dynamo = _dynamo()
     if dynamo is None:
         return function
-    found = _known_untraced.get(function)
-    if found is None:
-        found = _known_untraced[function] = dynamo.disable(function)
-    return found
+    untraced = _known_untraced.get(function)
+    if untraced is None:
+        untraced = _known_untraced[function] = dynamo.disable(function)
+    return untraced
 
 
 def _mentions(code: Any, names: Iterable[str]) -> bool:

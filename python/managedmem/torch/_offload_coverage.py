@@ -176,16 +176,16 @@ class Watch:
         """The calls of each part, by its name."""
         if not self.active:
             return dict(self._final)
-        found: dict[str, Coverage] = {}
+        by_part: dict[str, Coverage] = {}
         with self._lock:
             for tally in self._tallies.values():
                 # The parts of one module are used together.
-                seen, made, nbytes = found.get(tally.name, (0, 0, 0))
+                seen, made, nbytes = by_part.get(tally.name, (0, 0, 0))
                 mine = tally.seen + tally.missed
-                found[tally.name] = Coverage(
+                by_part[tally.name] = Coverage(
                     max(seen, tally.seen), max(made, mine), nbytes + tally.bus_bytes
                 )
-        return found
+        return by_part
 
     # --- announced calls --------------------------------------------------------------------
 

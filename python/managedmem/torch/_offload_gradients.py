@@ -61,9 +61,9 @@ class GradientRoom:
         """Give a gradient a place of this size; the first one takes memory for all that train."""
         with self.lock:
             if home.base is None and not self.refused:
-                found = [h for ref in self.homes if (h := ref()) is not None and h.waits()]
+                waiting = [h for ref in self.homes if (h := ref()) is not None and h.waits()]
                 try:
-                    self._allocate([(each, each.parameter.nbytes) for each in found])
+                    self._allocate([(each, each.parameter.nbytes) for each in waiting])
                 except (CUDAError, MemoryError):  # one alone may have room
                     self.refused = True
             if home.base is None or home.base.numel() != nbytes or home.is_kept():
@@ -327,8 +327,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     """A dense tensor as bytes."""
     storage = tensor.untyped_storage()
     offset = tensor.data_ptr() - storage.data_ptr()
-    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return found.set_(storage, offset, (tensor.nbytes,), (1,))
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(storage, offset, (tensor.nbytes,), (1,))
 
 
 def _is_shared(grad: Tensor, is_older: bool) -> bool:

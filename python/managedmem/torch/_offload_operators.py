@@ -162,15 +162,15 @@ class _Reached:
         self.key = key
 
     def __call__(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        found = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        if not found:
+        indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        if not indices:
             return None
-        first = gradients[found[0]]
+        first = gradients[indices[0]]
         assert first is not None
         if not _is_functional(first):
             _order((), (), None, self.key, REACHED)
             return None
         changed = list(gradients)
-        changed[found[0]] = first = first.clone()  # it may be an input of the graph
+        changed[indices[0]] = first = first.clone()  # it may be an input of the graph
         torch.ops.managedmem.order([], [], first, self.key, REACHED)
         return tuple(changed)

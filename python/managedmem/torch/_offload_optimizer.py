@@ -152,17 +152,17 @@ class _Link:
 def _link_of(step: object) -> _Link | None:
     """The link in a step(); None if a scheduler has copied it."""
     function = getattr(step, "__func__", step)
-    found: _Link | None = getattr(function, _SPLIT, None)
-    return found if found is not None and found.function is function else None
+    link: _Link | None = getattr(function, _SPLIT, None)
+    return link if link is not None and link.function is function else None
 
 
 def _ended_link(step: object) -> _Link | None:
     """The link in a step() whose offload() has ended; else None."""
-    found = _link_of(step)
-    if found is None:
+    link = _link_of(step)
+    if link is None:
         return None
-    split = found.split()
-    return found if split is None or not split.active else None
+    split = link.split()
+    return link if split is None or not split.active else None
 
 
 def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
@@ -291,9 +291,9 @@ class SplitStep:
 
     def _state_size(self, part: StepPart) -> int:
         """The bytes of the state of a part, with an estimate before its first step."""
-        found = sum(t.nbytes for _, t in self._state_on_device(part))
+        nbytes = sum(t.nbytes for _, t in self._state_on_device(part))
         trains = sum(p.nbytes for p in part.parameters if p.requires_grad)
-        return found or copies_of(self.optimizer) * trains
+        return nbytes or copies_of(self.optimizer) * trains
 
     def _set_room(self, target: Target, room: int) -> None:
         """Let the scratch of a device take this many bytes."""

@@ -22,12 +22,12 @@ _OTHERS = (str, bytes, bytearray, int, float, complex, type, FunctionType, Modul
 
 def nodes_of(output: Any) -> set[Node]:
     """The nodes of the tensors in an output, also of what stays when a view is overwritten."""
-    found: set[Node | None] = set()
+    nodes: set[Node | None] = set()
     for tensor in tensors_in(output):
-        found.add(tensor.grad_fn)
+        nodes.add(tensor.grad_fn)
         if tensor._is_view() and tensor._base is not None:
-            found.add(tensor._base.grad_fn)
-    return {node for node in found if node is not None}
+            nodes.add(tensor._base.grad_fn)
+    return {node for node in nodes if node is not None}
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:

@@ -137,15 +137,15 @@ class _Cutter:
 
     def _owned(self) -> dict[int, list[_Block]]:
         """The blocks of each module, by its id. A shared block belongs to its first module."""
-        found: dict[int, list[_Block]] = {}
+        owned: dict[int, list[_Block]] = {}
         taken: set[int] = set()
         for module in self.model.modules():
             for tensor in direct_tensors(module):
                 block = self.block_of.get(id(tensor))
                 if block is not None and id(block) not in taken:
                     taken.add(id(block))
-                    found.setdefault(id(module), []).append(block)
-        return found
+                    owned.setdefault(id(module), []).append(block)
+        return owned
 
     def plan(self, is_read_only: bool) -> Plan:
         self._cut(self.model, "", None)
@@ -345,8 +345,8 @@ def direct_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _containing(model: nn.Module) -> Iterator[tuple[int, set[int]]]:
     """Each module's id with the ids of the modules that contain it, and its own."""
-    found: dict[int, set[int]] = {}
+    containing: dict[int, set[int]] = {}
     for module in model.modules():
         for inner in module.modules():
-            found.setdefault(id(inner), set()).add(id(module))
-    yield from found.items()
+            containing.setdefault(id(inner), set()).add(id(module))
+    yield from containing.items()

@@ -38,8 +38,8 @@ class SlicedParameter(nn.Parameter):
 
     def __getitem__(self, index: Any) -> Any:
         sliced = _shown.get(id(self))
-        found = None if sliced is None else sliced.named(index)
-        return super().__getitem__(index) if found is None else found
+        slices = None if sliced is None else sliced.named(index)
+        return super().__getitem__(index) if slices is None else slices
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:

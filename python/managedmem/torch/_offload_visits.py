@@ -218,8 +218,8 @@ class Visits:
     def _coming(self, part: StepPart) -> list[tuple[Tensor, Tensor, GradientHome]]:
         """The gradients of a part that lie at home."""
         homes = self.homes
-        found = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
-        return [(p, g, h) for p, g, h in found if g is not None and _can_visit(p, g, h)]
+        gradients = [(p, p.grad, homes[id(p)]) for p in part.parameters if id(p) in homes]
+        return [(p, g, h) for p, g, h in gradients if g is not None and _can_visit(p, g, h)]
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         """The gradient of a parameter, or what has the shape of the one that comes."""

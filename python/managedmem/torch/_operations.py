@@ -133,7 +133,7 @@ def prefetch(
     """
     _check_location(location)
     skips = _check_unsupported(unsupported)
-    found = find_tensors(tensors, include_buffers)  # holds the tensors during the call
+    named = find_tensors(tensors, include_buffers)  # holds the tensors during the call
 
     def call(ranges: list[ManagedBuffer]) -> int | None:
         return managedmem.prefetch(
@@ -145,7 +145,7 @@ def prefetch(
             unsupported=unsupported,
         )
 
-    return _hint_or_skip(found, call) if skips else _hint(found, call)
+    return _hint_or_skip(named, call) if skips else _hint(named, call)
 
 
 def advise(
@@ -182,9 +182,9 @@ def advise(
     """
     _check_location(location)
     skips = _check_unsupported(unsupported)
-    found = find_tensors(tensors, include_buffers)
+    named = find_tensors(tensors, include_buffers)
 
     def call(ranges: list[ManagedBuffer]) -> int | None:
         return managedmem.advise(ranges, advice, location, unsupported=unsupported)
 
-    return _hint_or_skip(found, call) if skips else _hint(found, call)
+    return _hint_or_skip(named, call) if skips else _hint(named, call)

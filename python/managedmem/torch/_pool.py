@@ -209,14 +209,14 @@ def _doubtful_settings() -> list[str]:
     """
     text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF", ""))
     values = dict(re.findall(r"(\w+):(\[[^\]]*\]|[^,]*)", re.sub(r"\s", "", text)))
-    found = [
+    names = [
         f"{key}:{values[key]}"
         for key, harmless in (("expandable_segments", "False"), ("backend", "native"))
         if values.get(key, harmless) != harmless
     ]
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
-        found.append("PYTORCH_NO_CUDA_MEMORY_CACHING")
-    return found
+        names.append("PYTORCH_NO_CUDA_MEMORY_CACHING")
+    return names
 
 
 def _tried_pool(allocator: Any, switches: Mapping[str, bool], settings: str) -> torch.cuda.MemPool:
