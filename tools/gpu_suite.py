@@ -114,6 +114,7 @@ def run_tests(name, arguments, log, timeout, before=()):
     output, report = log / f"{name}.txt", log / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [*before, sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]
+    command += ["--durations=20"]
     command += ["--capture=sys"]  # what C code writes before it ends the process is kept
     status = run([*command, f"--junitxml={report}", *arguments], output, timeout)
     complete = report.exists()  # not if the process ended before pytest did
