@@ -3,82 +3,32 @@
  * resource_attributes.c. */
 #include "resource.h"
 
-#include <string.h>
-
 #include "stream_object.h"
 #include "leak_warnings.h"
 
 /* --- the warning of systems without concurrent access ------------------------------------ */
-
-/* True for a frame of this package; -1 with an exception. */
-MM_COLD static int
-is_own_frame(PyObject *frame)
-{
-    static const char package[] = "managedmem";
-    const size_t length = sizeof package - 1;
-    PyObject *globals = PyObject_GetAttrString(frame, "f_globals");
-    PyObject *name = globals ? PyMapping_GetItemString(globals, "__name__") : NULL;
-    const char *text;
-    int own = -1;
-
-    if (name != NULL && PyUnicode_Check(name)) {
-        text = PyUnicode_AsUTF8AndSize(name, NULL);
-        own = text == NULL ? -1
-                           : strncmp(text, package, length) == 0
-                                 && (text[length] == '\0' || text[length] == '.');
-    } else if (name != NULL || PyErr_ExceptionMatches(PyExc_KeyError)) {
-        PyErr_Clear(); /* code that exec() runs may have globals without a name */
-        own = 0;
-    }
-    Py_XDECREF(name);
-    Py_XDECREF(globals);
-    return own;
-}
-
-/* The level at which a warning names the first line outside of this package, which zeros(), the
- * pools for other libraries and others call from Python; -1 with an exception. */
-MM_COLD static Py_ssize_t
-caller_level(void)
-{
-    PyObject *frame = Py_XNewRef((PyObject *)PyEval_GetFrame()), *outer;
-    Py_ssize_t level = 1;
-    int own = 0;
-
-    while (frame != NULL && frame != Py_None && (own = is_own_frame(frame)) > 0) {
-        outer = PyObject_GetAttrString(frame, "f_back");
-        own = outer == NULL ? -1 : 0;
-        Py_DECREF(frame);
-        frame = outer;
-        level++;
-    }
-    Py_XDECREF(frame);
-    return own < 0 ? -1 : level;
-}
 
 /* UserWarning, once in a process. A filter that makes it an error refuses each call. */
 MM_COLD static int
 warn_without_access(void)
 {
     static atomic_bool warned;
-    Py_ssize_t level;
+    PyObject *module, *result = NULL;
 
     MM_ASSERT_LEFT();
     if (atomic_exchange(&warned, true)) {
         return 0;
     }
-    level = caller_level();
-    if (level < 0
-        || PyErr_WarnEx(
-               PyExc_UserWarning,
-               "a device of this system has no concurrent_managed_access: the host must not "
-               "touch managed memory while a device works, or the operating system ends the "
-               "process. Synchronize before each access, as buf.numpy() does; prefetches, and "
-               "advice that names a device, do not work",
-               level)
-               < 0) {
+    module = PyImport_ImportModule("managedmem._access_warning");
+    if (module != NULL) {
+        result = PyObject_CallMethod(module, "warn", NULL);
+    }
+    Py_XDECREF(module);
+    if (result == NULL) {
         atomic_store(&warned, false);
         return -1;
     }
+    Py_DECREF(result);
     return 0;
 }
 
