@@ -33,71 +33,24 @@ emu_fail(const char *function, unsigned int nth, int code, int flags)
     return armed ? 0 : -1;
 }
 
-size_t
-emu_live_allocations(void)
-{
-    size_t count;
+/* A count of living objects, which the emulated machine's mutex guards. */
+#define LIVE(function, counted) \
+    size_t function(void)       \
+    {                           \
+        size_t count;           \
+                                \
+        emu_lock();             \
+        count = counted();      \
+        emu_unlock();           \
+        return count;           \
+    }
 
-    emu_lock();
-    count = emu_allocation_count();
-    emu_unlock();
-    return count;
-}
-
-size_t
-emu_live_bytes(void)
-{
-    size_t bytes;
-
-    emu_lock();
-    bytes = emu_allocation_bytes();
-    emu_unlock();
-    return bytes;
-}
-
-size_t
-emu_live_streams(void)
-{
-    size_t count;
-
-    emu_lock();
-    count = emu_stream_count();
-    emu_unlock();
-    return count;
-}
-
-size_t
-emu_live_events(void)
-{
-    size_t count;
-
-    emu_lock();
-    count = emu_event_count();
-    emu_unlock();
-    return count;
-}
-
-size_t
-emu_live_pools(void)
-{
-    size_t count;
-
-    emu_lock();
-    count = emu_pool_count();
-    emu_unlock();
-    return count;
-}
-
-size_t
-emu_live_contexts(void)
-{
-    size_t count;
-
-    emu_lock();
-    count = emu_context_count();
-    emu_unlock();
-    return count;
-}
+LIVE(emu_live_allocations, emu_allocation_count)
+LIVE(emu_live_bytes, emu_allocation_bytes)
+LIVE(emu_live_streams, emu_stream_count)
+LIVE(emu_live_events, emu_event_count)
+LIVE(emu_live_pools, emu_pool_count)
+LIVE(emu_live_contexts, emu_context_count)
 
 size_t
 emu_context_depth(void)
