@@ -22,6 +22,9 @@
     X("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                            \
     X("cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2)                                 \
     X("cuDeviceCanAccessPeer", 4000, cuDeviceCanAccessPeer)                          \
+    X("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool)                 \
+    X("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool)                               \
+    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool)                               \
     X("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain)                    \
     X("cuDevicePrimaryCtxRelease", 7000, cuDevicePrimaryCtxRelease)                  \
     X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)              \
@@ -47,6 +50,7 @@
     X("cuMemHostUnregister", 4000, cuMemHostUnregister)                              \
     X("cuMemAllocManaged", 6000, cuMemAllocManaged)                                  \
     X("cuMemFree", 3020, cuMemFree_v2)                                               \
+    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                         \
     X("cuMemAdvise", 8000, cuMemAdvise)                                              \
     X("cuMemAdvise", 12020, cuMemAdvise_v2)                                          \
     X("cuMemPrefetchAsync", 8000, cuMemPrefetchAsync)                                \
@@ -75,7 +79,10 @@
     X("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                  \
     X("cuStreamGetCtx", 9020, cuStreamGetCtx)                                        \
     X("cuStreamGetCtx", 12050, cuStreamGetCtx_v2)                                    \
+    X("cuStreamGetFlags", 5050, cuStreamGetFlags)                                    \
+    X("cuStreamGetPriority", 5050, cuStreamGetPriority)                              \
     X("cuStreamGetId", 12000, cuStreamGetId)                                         \
+    X("cuStreamGetDevice", 12080, cuStreamGetDevice)                                 \
     X("cuStreamIsCapturing", 10000, cuStreamIsCapturing)                             \
     X("cuStreamGetCaptureInfo", 10010, cuStreamGetCaptureInfo)                       \
     X("cuStreamGetCaptureInfo", 11030, cuStreamGetCaptureInfo_v2)                    \

@@ -18,6 +18,7 @@ create_stream(const char *name, CUstream *out, unsigned int flags, int priority)
     }
     result = emu_stream_new(emu_context(), EMU_STREAM_OWN, flags, &stream);
     if (result == CUDA_SUCCESS) {
+        stream->priority = priority < 0 ? priority : 0;
         *out = (CUstream)stream;
         emu_call_out(&call, ", stream=0x%llx", emu_handle_number(stream));
     }
@@ -121,6 +122,32 @@ EMU_ENTRY(cuStreamGetCtx_v2, CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGre
     return result;
 }
 
+EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    result = flags == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *flags = stream->flags;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    result = priority == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *priority = stream->priority;
+    }
+    return emu_call_end(&call, result);
+}
+
 EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
 {
     struct emu_stream *stream = NULL;
@@ -130,6 +157,19 @@ EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
     result = streamId == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
         *streamId = stream->id;
+    }
+    return emu_call_end(&call, result);
+}
+
+EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    result = device == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        *device = stream->device->ordinal;
     }
     return emu_call_end(&call, result);
 }
