@@ -86,7 +86,7 @@ use_recording(void *argument)
     unsigned mine = atomic_fetch_add(&turn, 1);
     mm_recording *r = argument;
     mm_recorded_result result;
-    mm_moment moments[2];
+    mm_clock_pair moments[2];
     mm_status own;
 
     for (int i = 0; i < 6; i++) {
