@@ -35,6 +35,7 @@ from mutations import SEED, SHARES, SOURCES, drawn, mutations_of
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.txt"
 MAPPED = ROOT / "tests" / "tests_of_sources.txt"  # from tools/map_tests.py
+TESTS_OF_KIND = {"gil": ["tests/robustness/test_gil.py"]}
 GATE = 0.9
 ALL_KILLED = ("rollback", "lock", "gil", "refcount")
 FEW = {kind: max(1, share // 12) for kind, share in SHARES.items()}  # of the lines of a diff
@@ -451,7 +452,8 @@ def mutants_of(diff, listed):
         text = (ROOT / SOURCES / file).read_text()
         found += [m for m in mutations_of(file) if not lines.isdisjoint(m.lines(text))]
     found = [m for m in found if not is_equivalent(listed.get(m, ""))]
-    return {m: tests_of(m.file) for m in drawn(found, FEW, SEED)}
+    few = drawn(found, FEW, SEED)
+    return {m: [listed[m]] if m in listed else tests_of(m) for m in few}
 
 
 def named_headers(text):
@@ -469,9 +471,10 @@ def headers_of(program):
     return named
 
 
-def tests_of(file):
-    """The programs with the name of a source or with its header, or others of its folder if it has
-    none, and the tests that MAPPED has for it."""
+def tests_of(mutation):
+    """The programs with the name of its source or with its header, or others of its folder if it
+    has none, the tests that MAPPED has for it, and those of its kind."""
+    file = mutation.file
     source = SOURCES / file
     headers = {str(Path(file).with_suffix(".h"))}
     if not (ROOT / source).with_suffix(".h").is_file():
@@ -488,7 +491,7 @@ def tests_of(file):
     for line in MAPPED.read_text().splitlines():
         name, _, tests = line.partition(": ")
         found += tests.split() if name == file else []
-    return found
+    return found + TESTS_OF_KIND.get(mutation.kind, [])
 
 
 def run(build, mutants, all_killed):
@@ -541,7 +544,7 @@ def wanted(options, listed):
     """{mutation: its killers} of those that the options ask for."""
     if options.survey:
         found = map(find, sys.stdin.read().splitlines())
-        return {mutation: options.names or tests_of(mutation.file) for mutation in found}
+        return {mutation: options.names or tests_of(mutation) for mutation in found}
     if options.diff:
         return mutants_of(options.diff.read(), listed)
     return chosen(listed, options.half)

@@ -156,7 +156,8 @@ def locks(code):
 def swaps(code):
     for m in CALL.finditer(code):
         second = CALL.match(code, m.end())
-        if second and second.group(1) == m.group(1):
+        releases = "DECREF" in m.group() and "DECREF" in (second.group() if second else "")
+        if second and second.group(1) == m.group(1) and not releases:
             yield m.start(), second.end(), second.group() + m.group()
 
 
