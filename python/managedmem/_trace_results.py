@@ -69,7 +69,18 @@ REMOTE_CAUSES = (None, "fault", "thrashing", "advice", "out_of_memory", "evictio
 MOVE, HOST_FAULT, DEVICE_FAULT, REMOTE_MAP, THRASHING, THROTTLING, DUPLICATE = range(7)
 DUPLICATE_END, EVICTION, CALL = 7, 8, 9
 ON_HOST, NO_PROCESSOR, OTHER_PROCESSOR = -1, -2, 0x7FFF
-TOTAL = -1
+_DIRECTIONS = ("to_device", "to_host", "between_devices")
+_FAULTS = ("host_faults", "host_write_faults", "device_faults", "device_write_faults")
+FIELDS = (
+    *(f"{direction}_{cause}" for direction in _DIRECTIONS for cause in CAUSES),
+    *_FAULTS,
+    *("remote_mapped", "thrashing", "throttled", "duplicated", "evicted", "move_time"),
+    *("turned_back", "turned_across"),
+)
+"""The sums of a row, as in the extension's sums.h."""
+ROW = struct.Struct(f"<2I{len(FIELDS)}Q")
+"""part, memory; the sums."""
+TOTAL = 0xFFFFFFFF
 """The memory of the rows that count everything."""
 RECORD = struct.Struct("<4QI2h4BI")
 """start, end, address, amount; memory; source, destination; kind, cause, access, flags; extra."""
@@ -77,8 +88,6 @@ RECORD = struct.Struct("<4QI2h4BI")
 _START = struct.Struct("<Q40x")
 _KIND_OFFSET = 40
 _ROUTE = struct.Struct("<32xI2hB7x")
-_DIRECTIONS = ("to_device", "to_host", "between_devices")
-_FAULTS = ("host_faults", "host_write_faults", "device_faults", "device_write_faults")
 _SECONDS = ("throttled", "move_time")
 _SHOWN_CAUSES = (*CAUSES[1:], CAUSES[0])
 _NEAREST = 5
@@ -285,6 +294,12 @@ def target_range(target: Any) -> tuple[int, int]:
     return entry.pointer, entry.nbytes
 
 
+def read_rows(rows: bytes) -> dict[tuple[int, int], tuple[int, ...]]:
+    """{(part, memory): sums by field} of a recorder's rows, without those of zeros."""
+    unpacked = ROW.iter_unpack(rows)
+    return {(part, memory): tuple(sums) for part, memory, *sums in unpacked if any(sums)}
+
+
 class Results:
     """One attribution of the recorder: memories, sums by part, events."""
 
@@ -293,10 +308,7 @@ class Results:
         widened = with_tails(named, memories)
         if widened != named:
             memories, rows = recorder.attribute(widened)
-        self.fields: tuple[str, ...] = recorder.FIELDS
-        self._turned_back = self.fields.index("turned_back")
-        self._turned_across = self.fields.index("turned_across")
-        self.rows = {(part, memory): tuple(values) for part, memory, *values in rows}
+        self.rows = read_rows(rows)
         self.memories, self.covered = with_rests(
             [labelled(m) for m in with_system_memory([RawMemory(*m) for m in memories])],
             {memory for _, memory in self.rows},
@@ -315,14 +327,14 @@ class Results:
         found = [
             self.rows[key] for key in ((p, m) for p in parts for m in memories) if key in self.rows
         ]
-        sums = [sum(column) for column in zip(*found, strict=True)] or [0] * len(self.fields)
+        sums = [sum(column) for column in zip(*found, strict=True)] or [0] * len(FIELDS)
         if len(parts) > 1:  # all parts: bytes that turned back across a mark count too
-            sums[self._turned_back] += sums[self._turned_across]
+            sums[FIELDS.index("turned_back")] += sums[FIELDS.index("turned_across")]
         return sums
 
     def as_sums(self, values: Sequence[int]) -> dict[str, Any]:
         """Sums by field as the arguments of `TraceSums`."""
-        given = dict(zip(self.fields, values, strict=True))
+        given = dict(zip(FIELDS, values, strict=True))
         moved = {
             cause: tuple(given[f"{direction}_{cause}"] for direction in _DIRECTIONS)
             for cause in _SHOWN_CAUSES
@@ -481,7 +493,7 @@ class Results:
                     "the sums of a part of a memory need all events, and the trace did not keep "
                     "them: give managedmem.trace() a higher limit, or name the part with name()"
                 )
-            extra = _Cut(self.fields, chosen.start, chosen.end)
+            extra = _Cut(chosen.start, chosen.end)
             for record in self.raw_records(parts):
                 if record[4] in chosen.cut:
                     extra.add(record)
@@ -631,8 +643,8 @@ def place_of(number: int) -> Device | Host | None:
 class _Cut:
     """Sums of the pieces of events inside some addresses."""
 
-    def __init__(self, names: Sequence[str], start: int, end: int) -> None:
-        self.sums = dict.fromkeys(names, 0)
+    def __init__(self, start: int, end: int) -> None:
+        self.sums = dict.fromkeys(FIELDS, 0)
         self.start, self.end = start, end
         self.moves: list[tuple[int, int]] = []
         self.last: dict[int, bool] = {}  # of each page: upwards, with the host below the devices

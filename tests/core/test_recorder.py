@@ -20,6 +20,7 @@ from managedmem import (
     TraceUnavailableError,
     emulator,
 )
+from managedmem._trace_results import FIELDS, TOTAL, read_rows
 
 Recorder = managedmem._managedmem.Recorder
 EVENT = struct.Struct("<4QI2h4BI")
@@ -44,7 +45,8 @@ class Result:
 
     def __init__(self, recorder, named=()):
         self.memories, rows = recorder.attribute(list(named))
-        self.rows = {row[:2]: dict(zip(Recorder.FIELDS, row[2:], strict=True)) for row in rows}
+        rows = read_rows(rows)
+        self.rows = {at: dict(zip(FIELDS, sums, strict=True)) for at, sums in rows.items()}
         self.events = list(EVENT.iter_unpack(recorder.events()))
         self.parts = recorder.parts()
         self.check_sums()
@@ -54,14 +56,14 @@ class Result:
         for part, memory in self.rows:
             assert any(self.rows[part, memory].values())
             assert part < len(self.parts)
-            if memory == -1:
-                for field in set(Recorder.FIELDS) - {"move_time"}:
-                    each = [r[field] for (p, m), r in self.rows.items() if p == part and m >= 0]
-                    assert sum(each) == self.rows[part, -1][field], field
+            if memory == TOTAL:
+                for field in set(FIELDS) - {"move_time"}:
+                    each = [r[field] for (p, m), r in self.rows.items() if p == part and m != TOTAL]
+                    assert sum(each) == self.rows[part, TOTAL][field], field
         assert sum(part[2] for part in self.parts) == len(self.events)
 
     def total(self, part=0):
-        return Counter({k: v for k, v in self.rows.get((part, -1), {}).items() if v})
+        return Counter({k: v for k, v in self.rows.get((part, TOTAL), {}).items() if v})
 
     def of(self, kind=None, label=None, part=0):
         """The sums of the memories of that kind and label."""
@@ -478,9 +480,9 @@ class TestUses:
         other.stop()
 
     def test_fields(self):
-        assert len(Recorder.FIELDS) == len(set(Recorder.FIELDS)) == 33
-        assert Recorder.FIELDS[:2] == ("to_device_unknown", "to_device_requested")
-        assert Recorder.FIELDS[-2:] == ("turned_back", "turned_across")
+        assert len(FIELDS) == len(set(FIELDS)) == 33
+        assert FIELDS[:2] == ("to_device_unknown", "to_device_requested")
+        assert FIELDS[-2:] == ("turned_back", "turned_across")
 
     @pytest.mark.parametrize(
         ("arguments", "error", "words"),

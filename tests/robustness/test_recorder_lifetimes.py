@@ -30,6 +30,7 @@ import atexit, gc, os, signal, sys, threading, time, warnings
 import managedmem
 from forks import fork_beside_sleepers
 from managedmem import Device, Host, emulator
+from managedmem._trace_results import FIELDS, TOTAL, read_rows
 Recorder = managedmem._managedmem.Recorder
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 
@@ -42,8 +43,8 @@ def on_host():
 
 def requested(recorder):
     _, rows = recorder.attribute([])
-    field = 2 + Recorder.FIELDS.index("to_device_requested")
-    return sum(row[field] for row in rows if row[1] == -1)
+    field = FIELDS.index("to_device_requested")
+    return sum(sums[field] for (_, memory), sums in read_rows(rows).items() if memory == TOTAL)
 """
 )
 
@@ -200,7 +201,7 @@ recorder.start()
 print(recorder.running)
 """
         )
-        assert done.stdout == "True\nFalse True\n[] []\n"
+        assert done.stdout == "True\nFalse True\n[] b''\n"
         assert done.stderr == ""
 
     def test_none_starts_after_it(self):

@@ -4,39 +4,9 @@ It follows the protocol of _managedmem.Recorder and adds up its events by itself
 findings can be compared with exact texts. Sums are of whole events: none lies across a border.
 """
 
-import struct
+from managedmem._trace_results import CAUSES, FIELDS, KINDS, RECORD, ROW, TOTAL
 
-from managedmem._trace_results import CAUSES
-
-RECORD = struct.Struct("<4QI2h4BI")
 DIRECTIONS = ("to_device", "to_host", "between_devices")
-FIELDS = (
-    *(f"{direction}_{cause}" for direction in DIRECTIONS for cause in CAUSES),
-    "host_faults",
-    "host_write_faults",
-    "device_faults",
-    "device_write_faults",
-    "remote_mapped",
-    "thrashing",
-    "throttled",
-    "duplicated",
-    "evicted",
-    "move_time",
-    "turned_back",
-    "turned_across",
-)
-KINDS = (
-    "move",
-    "host_fault",
-    "device_fault",
-    "remote_map",
-    "thrashing",
-    "throttling",
-    "duplicate",
-    "duplicate_end",
-    "eviction",
-    "call",
-)
 ACCESSES = {None: 0, "read": 1, "write": 2, "atomic": 3}
 HOST, NONE, OTHER = -1, -2, 0x7FFF
 NOT_A_BUFFER = 0xFFFFFFFF
@@ -130,8 +100,6 @@ class Canned:
 class CannedRecorder:
     """The recorder of a `Canned`."""
 
-    FIELDS = FIELDS
-
     def __init__(self, canned):
         self.canned = canned
         self.running = False
@@ -169,14 +137,14 @@ class CannedRecorder:
         for part, events in enumerate(self.pieces):
             turned = {}
             for event in events:
-                for memory in (event[4], -1):
-                    if memory != NOT_A_BUFFER:
-                        row = rows.setdefault((part, memory), dict.fromkeys(FIELDS, 0))
-                        count(row, event)
-                        within = turning(turned, memory, event)
-                        row["turned_back"] += within
-                        row["turned_across"] += turning(before, memory, event) - within
-        return self.memories, [(*key, *row.values()) for key, row in rows.items()]
+                for memory in {event[4], TOTAL}:
+                    row = rows.setdefault((part, memory), dict.fromkeys(FIELDS, 0))
+                    count(row, event)
+                    within = turning(turned, memory, event)
+                    row["turned_back"] += within
+                    row["turned_across"] += turning(before, memory, event) - within
+        packed = (ROW.pack(*key, *row.values()) for key, row in rows.items())
+        return self.memories, b"".join(packed)
 
     def _owned(self, event, first):
         for index in range(len(self.memories) - 1, first - 1, -1):

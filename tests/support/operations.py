@@ -473,7 +473,7 @@ OPERATIONS = {
         record,
         "Recorder Recorder.start Recorder.mark Recorder.stop Recorder.attribute Recorder.events "
         "Recorder.parts Recorder.report Recorder.clock Recorder.running Recorder.source "
-        "Recorder.source_detail Recorder.FIELDS",
+        "Recorder.source_detail",
         prepare=lambda w: record_once(),
         may_change=MOVES,
         faults=8,

@@ -8,44 +8,8 @@
 #include "args.h"
 #include "interpreter.h"
 
-/* As in mm_sums. */
-static const char *const sums_fields[] = {
-    "to_device_unknown",
-    "to_device_requested",
-    "to_device_fault",
-    "to_device_speculative",
-    "to_device_eviction",
-    "to_device_access_counters",
-    "to_device_host_view",
-    "to_host_unknown",
-    "to_host_requested",
-    "to_host_fault",
-    "to_host_speculative",
-    "to_host_eviction",
-    "to_host_access_counters",
-    "to_host_host_view",
-    "between_devices_unknown",
-    "between_devices_requested",
-    "between_devices_fault",
-    "between_devices_speculative",
-    "between_devices_eviction",
-    "between_devices_access_counters",
-    "between_devices_host_view",
-    "host_faults",
-    "host_write_faults",
-    "device_faults",
-    "device_write_faults",
-    "remote_mapped",
-    "thrashing",
-    "throttled",
-    "duplicated",
-    "evicted",
-    "move_time",
-    "turned_back",
-    "turned_across",
-};
-enum { FIELD_COUNT = sizeof sums_fields / sizeof *sums_fields };
-_Static_assert(sizeof(mm_sums) == FIELD_COUNT * sizeof(uint64_t), "a name for each field");
+/* ROW of managedmem/_trace_results.py. */
+_Static_assert(sizeof(mm_sums_row) == 2 * sizeof(uint32_t) + 33 * sizeof(uint64_t), "no padding");
 
 typedef struct {
     PyObject_HEAD
@@ -355,27 +319,6 @@ traced_memory_tuple(const mm_traced_memory *m)
 }
 
 static PyObject *
-sums_row_tuple(const mm_sums_row *row)
-{
-    long long memory = row->memory == MM_NO_MEMORY_INDEX ? -1 : (long long)row->memory;
-    const uint64_t *values = (const uint64_t *)&row->sums;
-    PyObject *tuple = PyTuple_New(2 + FIELD_COUNT);
-
-    if (tuple == NULL || mm_set_item(tuple, 0, PyLong_FromUnsignedLong(row->part)) < 0
-        || mm_set_item(tuple, 1, PyLong_FromLongLong(memory)) < 0) {
-        Py_XDECREF(tuple);
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < FIELD_COUNT; i++) {
-        if (mm_set_item(tuple, 2 + i, PyLong_FromUnsignedLongLong(values[i])) < 0) {
-            Py_DECREF(tuple);
-            return NULL;
-        }
-    }
-    return tuple;
-}
-
-static PyObject *
 traced_memory_list(const mm_attribution *sums)
 {
     const mm_traced_memory *memories = NULL;
@@ -390,33 +333,24 @@ traced_memory_list(const mm_attribution *sums)
     return list;
 }
 
-static bool
-has_values(const mm_sums *sums)
-{
-    const uint64_t *values = (const uint64_t *)sums;
-    uint64_t any = 0;
-
-    for (size_t i = 0; i < FIELD_COUNT; i++) {
-        any |= values[i];
-    }
-    return any != 0;
-}
-
-/* Rows of the part under way are left out. */
+/* The rows as the bytes of their structs; those of the part under way are left out. */
 static PyObject *
-sums_row_list(const mm_recorded_result *result)
+sums_row_bytes(const mm_recorded_result *result)
 {
     const mm_sums_row *rows = NULL;
-    size_t count = mm_attribution_rows(result->sums, &rows);
-    PyObject *list = PyList_New(0);
+    size_t count = mm_attribution_rows(result->sums, &rows), kept = 0;
+    PyObject *bytes;
 
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        if (rows[i].part < result->part_count && has_values(&rows[i].sums)
-            && mm_append_item(list, sums_row_tuple(&rows[i])) < 0) {
-            Py_CLEAR(list);
+    for (size_t i = 0; i < count; i++) {
+        kept += rows[i].part < result->part_count;
+    }
+    bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(kept * sizeof *rows));
+    for (size_t i = 0, at = 0; bytes != NULL && i < count; i++) {
+        if (rows[i].part < result->part_count) {
+            memcpy(PyBytes_AsString(bytes) + at++ * sizeof *rows, &rows[i], sizeof *rows);
         }
     }
-    return list;
+    return bytes;
 }
 
 /* Keeps the pieces and the parts of a result for events() and parts(). */
@@ -449,7 +383,7 @@ static PyObject *
 attribution_result(PyObject *op, mm_recorded_result *result)
 {
     PyObject *memories = traced_memory_list(result->sums);
-    PyObject *rows = memories ? sums_row_list(result) : NULL;
+    PyObject *rows = memories ? sums_row_bytes(result) : NULL;
 
     if (rows == NULL || keep_result(op, result) < 0) {
         Py_XDECREF(memories);
@@ -467,9 +401,9 @@ PyDoc_STRVAR(
     "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
     "address, nbytes, born, died, pooled): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times\n"
     "are in nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory\n"
-    "that lives, pooled is True for a buffer from a pool. Each row is (part, memory, *sums), with the\n"
-    "index of a memory, or -1 for the total of the part, and the sums of FIELDS in bytes, events and\n"
-    "nanoseconds; rows of zeros are left out.\n"
+    "that lives, pooled is True for a buffer from a pool. rows are bytes, 272 for each: \"<2I33Q\" with\n"
+    "the part, the index of a memory, or 0xffffffff for the total of the part, and the sums, which\n"
+    "FIELDS of managedmem/_trace_results.py names.\n"
     "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
 
 static PyObject *
@@ -702,30 +636,15 @@ static PyType_Slot recorder_slots[] = {
 };
 /* clang-format on */
 
-/* Not immutable, so that it can have FIELDS. */
 static PyType_Spec recorder_spec = {
     .name = "managedmem._managedmem.Recorder",
     .basicsize = sizeof(recorder_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = recorder_slots,
 };
 
 int
 mm_recorder_init(PyObject *module, mm_state *state)
 {
-    PyObject *fields = PyTuple_New(FIELD_COUNT);
-    int rc;
-
-    for (Py_ssize_t i = 0; fields != NULL && i < FIELD_COUNT; i++) {
-        if (mm_set_item(fields, i, PyUnicode_FromString(sums_fields[i])) < 0) {
-            Py_CLEAR(fields);
-        }
-    }
-    if (fields == NULL || mm_add_type(module, &recorder_spec, &state->recorder_type) < 0) {
-        Py_XDECREF(fields);
-        return -1;
-    }
-    rc = PyObject_SetAttrString((PyObject *)state->recorder_type, "FIELDS", fields);
-    Py_DECREF(fields);
-    return rc;
+    return mm_add_type(module, &recorder_spec, &state->recorder_type);
 }

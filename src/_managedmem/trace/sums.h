@@ -12,7 +12,7 @@
 /* Indices of mm_sums.moved. */
 enum { MM_TO_DEVICE, MM_TO_HOST, MM_BETWEEN_DEVICES, MM_MOVE_DIRECTIONS };
 
-/* All of them uint64_t: Python sees them as one tuple in this order. Remote maps, thrashing,
+/* All of them uint64_t, in the order of FIELDS in _trace_results.py. Remote maps, thrashing,
  * duplicates and evictions are counted in bytes. */
 typedef struct {
     uint64_t moved[MM_MOVE_DIRECTIONS][MM_CAUSES]; /* bytes */
