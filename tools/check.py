@@ -40,6 +40,7 @@ def quick(_):
     run("clang-format", "-i", *files("*.[ch]"))
     run(sys.executable, "-m", "ruff", "format", "-q", ".")
     run(sys.executable, "-m", "ruff", "check", "-q", ".")
+    run(sys.executable, "tools/check_sources.py")
     run(*BUILD, **DEBUG)
     run(*PYTEST, "-q", "-m", "quick")
 

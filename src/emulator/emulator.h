@@ -1,6 +1,6 @@
 /* The emulated driver's model: every type and function that its files share.
  *
- * Layers. A file calls only files in lines below its own; test_sources.py reads this list.
+ * Layers. A file calls only files in lines below its own: tools/check_sources.py reads this list.
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_graph.c entry_memory.c entry_pointer.c

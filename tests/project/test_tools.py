@@ -1,4 +1,4 @@
-"""The small programs in tools/ that .ci/run calls to prepare its checks."""
+"""The small programs in tools/ that .ci/run calls to prepare its checks, and the quick tests."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paths import TOOLS
+from paths import ROOT, TESTS, TOOLS
 
 RUN = """
 import runpy, sys
@@ -108,3 +108,17 @@ class TestCompileCommands:
         assert done.returncode == 1
         assert "holds no command that compiles" in done.stderr
         assert not (tmp_path / "made.json").exists()
+
+
+def test_the_quick_tests_are_collected_alone():
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "quick", "--collect-only"]
+    listed = subprocess.run(
+        [*command, "-p", "no:cacheprovider", TESTS / "core", TESTS / "emulator"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    files = {line.partition("::")[0] for line in listed.splitlines() if "::" in line}
+    assert {"tests/core/test_buffer.py", "tests/emulator/test_emulator.py"} <= files
+    assert not {"tests/core/test_tune.py", "tests/emulator/test_conformance.py"} & files
+    assert "deselected" not in listed  # others were not read
