@@ -404,7 +404,10 @@ MANY_TARGETS = {
 @pytest.mark.skipif(not c_heap.reader(), reason="malloc() counts nothing")
 @pytest.mark.parametrize("name", MANY_TARGETS)
 def test_the_c_heap_stays_flat_with_many_targets(name, monkeypatch):
-    """More than fit into what is on the stack. A leaked table of them would be 200 KiB here."""
+    """More than fit into what is on the stack. A leaked table of them would be 100 KiB a half.
+
+    A table of Python's allocator, of 128 KiB, grows in one of them.
+    """
     monkeypatch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
     run_python(
         f"""
@@ -432,12 +435,14 @@ def test_the_c_heap_stays_flat_with_many_targets(name, monkeypatch):
         other = bytearray(PAGE)
         policy = MigrationPolicy(read_mostly=True, preferred_location=Device(0))
         policies = [policy, MigrationPolicy()]
+        found = []
         for round in range(250):
-            if round == 50:
-                before = in_use()
+            if round in (50, 150):
+                found.append(in_use())
             {MANY_TARGETS[name]}
             policies[1].apply(buffer)
             Device(0).sync()  # or queued work would add up
-        assert in_use() - before < 200 * 200, in_use() - before
+        before, between, after = *found, in_use()
+        assert min(between - before, after - between) < 100 * 200, (*found, after)
         """
     )
