@@ -256,8 +256,9 @@ attempt_memory(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions 
     (void)cu;
     (void)conditions;
     assert(atomic_load(&m->references) > 0);
-    if (!mm_guard_is_closed(&m->guard) && mm_guard_close(&m->guard, false) != MM_CLOSED_NOW) {
-        return false;
+    if (!mm_guard_is_closed(&m->guard)
+        && mm_guard_close(&m->guard, false) != MM_CLOSED_NOW) { /* raced */
+        return false; /* raced */
     }
     if (m->block != NULL) {
         defer_pool_block(m);
@@ -360,10 +361,11 @@ mm_memory_set_name(mm_memory *m, const char *name, bool *done, mm_status *st)
 static void
 lock_order(mm_memory *m)
 {
+    int round = 0;
+
     assert(mm_guard_is_entered(&m->guard) && m->block != NULL);
-    for (int round = 0; atomic_flag_test_and_set_explicit(&m->order_lock, memory_order_acquire);
-         round++) {
-        mm_pause(round);
+    while (atomic_flag_test_and_set_explicit(&m->order_lock, memory_order_acquire)) { /* raced */
+        mm_pause(round++);
     }
 }
 

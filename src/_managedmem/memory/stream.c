@@ -399,7 +399,7 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
     if (create_blocking_stream(cu, &out->stream, st) < 0) {
         return -1;
     }
-    if (!atomic_compare_exchange_strong(&batch_streams[device], &none, out->stream)) {
+    if (!atomic_compare_exchange_strong(&batch_streams[device], &none, out->stream)) { /* raced */
         mm_leak_note(cu->StreamDestroy(out->stream), "cuStreamDestroy", 0); /* another's serves */
         out->stream = none;
     }

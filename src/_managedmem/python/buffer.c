@@ -139,7 +139,7 @@ mm_buffer_root(mm_buffer *b)
 {
     PyObject *root = mm_buffer_find_root(b);
 
-    if (root == NULL) {
+    if (root == NULL) { /* raced */
         (void)mm_buffer_raise_closed(b);
     }
     return root;
@@ -223,12 +223,12 @@ mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
     if (mm_buffer_check_open(b) < 0 || (use->cu = mm_open(b->state)) == NULL) {
         return -1;
     }
-    if (stream != NULL && !mm_stream_enter(stream)) {
+    if (stream != NULL && !mm_stream_enter(stream)) { /* raced */
         return mm_stream_raise_closed();
     }
     use->stream = stream;
     use->memory = b->memory;
-    if (!mm_guard_enter(&b->memory->guard)) {
+    if (!mm_guard_enter(&b->memory->guard)) { /* raced */
         if (stream != NULL) {
             mm_stream_leave(stream);
         }
@@ -265,7 +265,7 @@ mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, m
         return -1;
     }
     if (read_range(b, cu, op, range, st) < 0) {
-        if (mm_buffer_is_closed(b)) {
+        if (mm_buffer_is_closed(b)) { /* raced */
             return mm_buffer_raise_closed(b); /* by another thread */
         }
         return 1;
@@ -298,7 +298,7 @@ mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
     if (mm_buffer_check_open(b) < 0 || (*cu = mm_open(b->state)) == NULL) {
         return -1;
     }
-    if (!mm_guard_enter(&b->memory->guard)) {
+    if (!mm_guard_enter(&b->memory->guard)) { /* raced */
         return mm_buffer_raise_closed(b);
     }
     rc = mm_buffer_query_entered(b, *cu, attributes, &st);

@@ -22,10 +22,10 @@ export_to_host(mm_buffer *b, PyObject **held)
     if (cu == NULL) {
         return -1;
     }
-    if (!mm_guard_export(&b->guard)) {
+    if (!mm_guard_export(&b->guard)) { /* raced */
         return mm_buffer_raise_closed(b);
     }
-    if (!mm_guard_export(&b->memory->guard)) {
+    if (!mm_guard_export(&b->memory->guard)) { /* raced */
         mm_guard_unexport(&b->guard);
         return mm_buffer_raise_closed(b);
     }
@@ -348,7 +348,7 @@ new_tensor(mm_buffer *b, PyObject *held)
         (void)PyErr_NoMemory();
         return NULL;
     }
-    if (!mm_guard_export(&b->memory->guard)) {
+    if (!mm_guard_export(&b->memory->guard)) { /* raced */
         free(t);
         Py_XDECREF(kept);
         (void)mm_buffer_raise_closed(b);
@@ -517,7 +517,7 @@ order_consumer(const mm_buffer *b, dl_device device, PyObject *value)
         return 0;
     }
     cu = mm_open(b->state);
-    if (cu == NULL) {
+    if (cu == NULL) { /* unreached: only a fork closes the driver */
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS

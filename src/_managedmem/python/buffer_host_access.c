@@ -339,7 +339,7 @@ mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
     if (side->vouched || side->range.size == 0) {
         return 0;
     }
-    if ((cu = mm_open(state)) == NULL) {
+    if ((cu = mm_open(state)) == NULL) { /* unreached: only a fork closes the driver */
         return -1;
     }
     if (mm_pointer_query(cu, side->range.start, &attributes, &st) < 0) {

@@ -260,7 +260,7 @@ close_own(mm_buffer *b, PyObject *stream)
         || (needs_preparing(b, has_stream) && (cu = mm_open(b->state)) == NULL)) {
         return -1;
     }
-    if (!mm_stream_enter(&use)) {
+    if (!mm_stream_enter(&use)) { /* raced */
         return mm_stream_raise_closed();
     }
     Py_BEGIN_ALLOW_THREADS
@@ -292,7 +292,7 @@ close_foreign(mm_buffer *b, PyObject *stream)
     mm_status st;
     int rc;
 
-    if (resource == NULL) {
+    if (resource == NULL) { /* raced */
         return 0; /* another thread has just closed it */
     }
     streams =
@@ -476,7 +476,7 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
     if (foreign && refuse_exported(root) < 0) {
         return -1;
     }
-    if (!mm_stream_enter(&use)) {
+    if (!mm_stream_enter(&use)) { /* raced */
         return mm_stream_raise_closed();
     }
     Py_BEGIN_ALLOW_THREADS
@@ -485,7 +485,7 @@ set_stream_of_pool(mm_buffer *root, PyObject *stream)
     Py_END_ALLOW_THREADS
     if (rc < 0) {
         (void)mm_raise(root->state, &st);
-    } else if (!done) {
+    } else if (!done) { /* raced */
         rc = mm_buffer_raise_closed(root);
     } else {
         Py_XDECREF(exchange_field(root, &root->stream, foreign ? Py_NewRef(stream) : NULL));
@@ -502,7 +502,7 @@ set_stream_of_foreign(mm_buffer *root, PyObject *stream)
 
     if (streams != NULL) {
         Py_XDECREF(exchange_field(root, &root->stream, streams));
-    } else if (resource == NULL) {
+    } else if (resource == NULL) { /* raced */
         (void)mm_buffer_raise_closed(root);
     }
     Py_XDECREF(resource);

@@ -309,7 +309,7 @@ enter_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, m
     if (mm_buffer_enter(b, MM_COPY, stream, use) < 0) {
         return -1;
     }
-    if (other->buffer != NULL && !mm_guard_enter(&other->buffer->memory->guard)) {
+    if (other->buffer != NULL && !mm_guard_enter(&other->buffer->memory->guard)) { /* raced */
         mm_buffer_leave(use);
         return mm_buffer_raise_closed(other->buffer);
     }

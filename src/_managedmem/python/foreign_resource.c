@@ -104,7 +104,7 @@ keep_stream(mm_state *state, PyObject *stream, PyObject **kept, CUstream *handle
     if (mm_stream_read(state, stream, &use) < 0) {
         return -1;
     }
-    if (!mm_stream_enter(&use)) {
+    if (!mm_stream_enter(&use)) { /* raced */
         return mm_stream_raise_closed();
     }
     *handle = use.handle;

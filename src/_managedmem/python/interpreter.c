@@ -90,7 +90,7 @@ run_in_new_thread(void (*work)(void *), void *argument)
     if (pthread_create(&thread, NULL, run_detached_call, call) == 0) {
         (void)pthread_detach(thread);
     } else {
-        free(call);
+        free(call); /* unreached: only without threads left */
     }
 }
 
@@ -206,7 +206,7 @@ end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
     if (!mm_driver_forked()) { /* a forked child does not have its parent's threads */
         Py_BEGIN_ALLOW_THREADS
         mm_recordings_end(interpreter);
-        while (atomic_load(&interpreter->visitors) > 0) {
+        while (atomic_load(&interpreter->visitors) > 0) { /* raced */
             mm_nap();
         }
         Py_END_ALLOW_THREADS

@@ -119,7 +119,7 @@ mm_resource_enter(PyObject *op)
         return NULL;
     }
     cu = mm_open(mm_type_state(Py_TYPE(op)));
-    if (cu != NULL && !mm_guard_enter(&mm_resource_of(op)->guard)) {
+    if (cu != NULL && !mm_guard_enter(&mm_resource_of(op)->guard)) { /* raced */
         (void)mm_resource_raise_closed();
         return NULL;
     }
@@ -193,7 +193,7 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     if (mm_stream_read(state, stream, &use) < 0 || (cu = mm_resource_enter(resource)) == NULL) {
         return NULL;
     }
-    if (!mm_stream_enter(&use)) {
+    if (!mm_stream_enter(&use)) { /* raced */
         mm_resource_leave(resource);
         (void)mm_stream_raise_closed();
         return NULL;

@@ -418,7 +418,7 @@ targets_enter_guard(mm_targets *t, mm_guard *guard)
 {
     if (guard != NULL) {
         assert(t->entered <= t->batch.count);
-        if (!mm_guard_enter(guard)) {
+        if (!mm_guard_enter(guard)) { /* raced */
             mm_targets_leave(t);
             return false;
         }
@@ -435,11 +435,11 @@ mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
 
     assert(t->entered == 0); /* else the entered guards would be lost */
     assert(PyTuple_Size(t->items) == (Py_ssize_t)t->batch.count);
-    if (stream != NULL && !targets_enter_guard(t, stream->guard)) {
+    if (stream != NULL && !targets_enter_guard(t, stream->guard)) { /* raced */
         return mm_fail(st, MM_REFUSED, "Stream is closed");
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (!targets_enter_guard(t, target_guard(t, i, &last))) {
+        if (!targets_enter_guard(t, target_guard(t, i, &last))) { /* raced */
             return t->is_collection
                        ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
                        : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
