@@ -65,9 +65,9 @@ counts_of(mm_signature *s)
     if (counts == 0) {
         counts = read_docstring(s);
     }
-    return (parameter_counts){.required = counts & BYTE_MASK,
-                              .positional = counts >> BYTE_BITS & BYTE_MASK,
-                              .total = counts >> 2 * BYTE_BITS & BYTE_MASK};
+    return (parameter_counts){.required = (int)(counts & BYTE_MASK),
+                              .positional = (int)(counts >> BYTE_BITS & BYTE_MASK),
+                              .total = (int)(counts >> 2 * BYTE_BITS & BYTE_MASK)};
 }
 
 /* Where a parameter's name begins in the docstring; of the length 0 if it has none for callers. */
