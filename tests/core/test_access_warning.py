@@ -144,6 +144,23 @@ def test_threads_get_one_warning():
     """)
 
 
+def test_an_allocation_at_the_end_of_the_interpreter():
+    """Nothing can be imported any more."""
+    done = run_python(
+        """
+        import sys
+        import managedmem
+        class Late:
+            def __del__(self, empty=managedmem.empty, say=__import__("os").write):
+                say(1, b"%d" % empty(4096).nbytes)
+        managedmem.Device.count()  # opens the driver
+        sys.late = Late()
+        """,
+        emulator="profile=wsl",
+    )
+    assert done.stdout == "4096"
+
+
 def test_other_systems_get_none():
     if not all(device.concurrent_managed_access for device in managedmem.Device.all()):
         pytest.skip("this is such a system")

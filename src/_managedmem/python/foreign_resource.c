@@ -227,12 +227,18 @@ call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *s
 }
 
 bool
-mm_import_failed_at_exit(void)
+mm_imports_have_ended(void)
 {
     PyObject *path = PySys_GetObject("meta_path");
 
+    return path == NULL || path == Py_None;
+}
+
+bool
+mm_import_failed_at_exit(void)
+{
     assert(PyErr_Occurred());
-    return PyErr_ExceptionMatches(PyExc_ImportError) && (path == NULL || path == Py_None);
+    return PyErr_ExceptionMatches(PyExc_ImportError) && mm_imports_have_ended();
 }
 
 int

@@ -25,4 +25,7 @@ int mm_foreign_resource_deallocate(PyObject *resource, CUdeviceptr start, size_t
  * resource are gone, and the end of the process frees the memory. */
 bool mm_import_failed_at_exit(void);
 
+/* True at the end of an interpreter, where nothing can be imported. */
+bool mm_imports_have_ended(void);
+
 #endif

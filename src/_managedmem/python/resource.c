@@ -3,12 +3,14 @@
  * resource_attributes.c. */
 #include "resource.h"
 
-#include "stream_object.h"
+#include "foreign_resource.h"
 #include "leak_warnings.h"
+#include "stream_object.h"
 
 /* --- the warning of systems without concurrent access ------------------------------------ */
 
-/* UserWarning, once in a process. A filter that makes it an error refuses each call. */
+/* UserWarning, once in a process. A filter that makes it an error refuses each call. None at the
+ * end of an interpreter. */
 MM_COLD static int
 warn_without_access(void)
 {
@@ -16,7 +18,7 @@ warn_without_access(void)
     PyObject *module, *result = NULL;
 
     MM_ASSERT_LEFT();
-    if (atomic_exchange(&warned, true)) {
+    if (atomic_load(&warned) || mm_imports_have_ended() || atomic_exchange(&warned, true)) {
         return 0;
     }
     module = PyImport_ImportModule("managedmem._access_warning");
