@@ -337,7 +337,7 @@ class TestBadMembers:
     @pytest.mark.parametrize("bulk", BULK.values(), ids=BULK)
     @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:1", 1.0], ids=label)
     def test_what_is_no_device(self, pair, pool, bulk, bad):
-        with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
+        with pytest.raises(TypeError, match="a Device or its ordinal is needed, got"):
             bulk(pool, [*PEERS[:1], bad])
         assert set(pair[0]) == pair[1]
 

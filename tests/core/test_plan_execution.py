@@ -296,7 +296,7 @@ class TestFit:
 
     def test_bad_targets_and_devices(self, buf, device0):
         for bad in (Host(), None, True, "cuda:0"):
-            with pytest.raises(TypeError, match="a Device or the ordinal of one is needed, got"):
+            with pytest.raises(TypeError, match="a Device or its ordinal is needed, got"):
                 PrefetchPlan.fit([buf], bad)
         assert len(PrefetchPlan.fit([], device0)) == 0
         with pytest.raises(TypeError, match=r"targets\[1\]: a target must be"):

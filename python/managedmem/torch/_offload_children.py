@@ -77,7 +77,7 @@ class Claim:
 
 
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
-_lock = threading.RLock()  # a collection inside of it may call remove()
+_lock = threading.RLock()  # a garbage collection under it may call remove()
 
 
 def check_claims(model: nn.Module, found: Iterable[tuple[str, Tensor]]) -> None:
@@ -90,7 +90,7 @@ def check_claims(model: nn.Module, found: Iterable[tuple[str, Tensor]]) -> None:
             if other is not None:
                 raise ValueError(
                     f"{name!r} of the model ({type(model).__name__}) is in the memory of {other!r} "
-                    f"of another one ({claim.model}), which is offloaded: call remove() on its "
+                    f"of another offloaded model ({claim.model}): call remove() on its "
                     "handle first, or give one of them a copy of the parameter"
                 )
 

@@ -30,7 +30,7 @@ _UNSEEN = (
     "{names} {were} used without a call that offload() sees, and the device read {nbytes:,} bytes "
     "over the bus: results are right, but slow. {reason}. handle.coverage counts the calls of each"
 )
-_DIRECT = "{name} is not called itself, only its forward() or modules inside of it: call {name}"
+_DIRECT = "{name} is not called itself, only its forward() or its submodules: call {name}"
 _PARENT = (
     "{user} uses the parameters without calling {name}: name {user} in blocks=, or call {name}"
 )
@@ -43,8 +43,8 @@ _GRADIENT = (
 class Coverage(NamedTuple):
     """The calls of one part of an offloaded module, from ``Offload.coverage``.
 
-    A call is a forward call or a backward pass that uses the part's parameters. `seen` are the ones
-    that were announced, so that the part could be loaded; `made` are these and others that were
+    A call is a forward call or a backward pass that uses the part's parameters. `seen` counts
+    announced calls, before which the part could be loaded; `made` also counts other calls that were
     noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus:
     the bytes of the part for each call that was not announced or that the budget had no room for,
     the rows that embeddings looked up, and of experts in one parameter the slices that had no
@@ -57,7 +57,7 @@ class Coverage(NamedTuple):
 
 
 class _Holder(Protocol):
-    """What announces the calls of a part."""
+    """The hooks that announce the calls of a part."""
 
     def holds(self, part: Part) -> bool:
         """True while the calling thread has acquired the part."""
@@ -101,7 +101,7 @@ def _mark(gradient: Tensor | None) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class _Pass:
-    """A backward pass that is under way: what was there at its start."""
+    """The state at the start of a backward pass that is under way."""
 
     gradients: dict[int, list[tuple[int, int] | None]]
     backward: dict[int, int]
@@ -109,7 +109,7 @@ class _Pass:
 
 
 class _Local(threading.local):
-    """The calls of the model that one thread is in."""
+    """The calls of the model under way in one thread."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[int, int]] = []  # the seen calls of each part at their starts
@@ -129,7 +129,7 @@ class Watch:
         self._local = _Local()
         self._has_warned = False
         self._final: dict[str, Coverage] = {}
-        self._lock = threading.RLock()  # a collection inside of it may call remove()
+        self._lock = threading.RLock()  # a garbage collection under it may call remove()
 
     # --- the start and the end --------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Watch:
                     tally.miss()  # as in the first call
 
     def end_first_round(self, missed: dict[int, tuple[_Tally, str | None]]) -> None:
-        """Count what the operations of the first call used without an announcement."""
+        """Count parts that operations of the first call used without an announcement."""
         with self._lock:
             if self.has_watched or not self.active:
                 return

@@ -251,9 +251,8 @@ static int
 check_has_axis(const mm_buffer *b, PyObject *error)
 {
     if (b->dimensions == 0) {
-        PyErr_SetString(error,
-                        "this ManagedBuffer has no axes, it is one element: read it through "
-                        "buf.numpy()");
+        PyErr_SetString(
+            error, "this ManagedBuffer is 0-dimensional: read its element through buf.numpy()");
         return -1;
     }
     return 0;

@@ -97,7 +97,7 @@ mm_read_extent(PyObject *value, CUdeviceptr first, const mm_array_layout *layout
     out->range.size = (size_t)bytes;
     if (out->range.start > first || out->range.size > UINT64_MAX - out->range.start) {
         return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "describes memory beyond an end of the address space");
+                                 "describes memory outside the address space");
     }
     out->dense = strides == NULL || fills_extent(layout);
     out->strided = strides != NULL && !is_c_contiguous(layout);

@@ -98,8 +98,7 @@ read_device_with_id(mm_state *state, PyObject *value, CUmemLocation *out)
     return read_ordinal(state, value, "id", out);
 }
 
-/* Reads a weak proxy, which numba returns for its current device. The type of a proxy is not that
- * of the device. */
+/* Reads a weak proxy, which numba returns for its current device. A proxy has a type of its own. */
 static int
 read_proxy(mm_state *state, PyObject *value, CUmemLocation *out)
 {
@@ -279,7 +278,7 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
     if (rc < 0 || location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         PyErr_Clear(); /* TypeError: its message refuses ints, which are valid here */
         PyErr_Format(PyExc_TypeError,
-                     "a Device or the ordinal of one is needed, got %R: pass 0, Device(0) or a "
+                     "a Device or its ordinal is needed, got %R: pass 0, Device(0) or a "
                      "torch.device",
                      value);
         return -1;

@@ -64,7 +64,7 @@ find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject 
     return 0;
 }
 
-/* Replaces the TypeError for an argument that is not iterable with one that says what to pass. */
+/* Replaces the TypeError for an argument that is not iterable with a message that helps. */
 static void
 raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value)
 {
@@ -82,8 +82,8 @@ raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, Py
                || PyErr_ExceptionMatches(PyExc_ValueError)) {
         PyErr_Clear(); /* TypeError or ValueError: not a location either */
         PyErr_Format(PyExc_TypeError,
-                     "an iterable of locations is needed, such as a set, got %R; set() is the "
-                     "empty one",
+                     "an iterable of locations is needed, such as a set, got %R; set() for "
+                     "none",
                      value);
     }
 }

@@ -114,7 +114,7 @@ applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
     if (!exchange_stage(a, IDLE, BUSY)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "this object has applied its policy already: restore() or leave its with "
-                        "block first, or call applied() again for another one");
+                        "block first, or call applied() for a new object");
         return NULL;
     }
     rc = mm_policy_apply_to(mm_type_state(Py_TYPE(op)), &((mm_policy_object *)a->policy)->policy,
