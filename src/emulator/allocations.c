@@ -1,7 +1,7 @@
-/* Allocations: the addresses that are taken, in a region of their own or side by side in one.
+/* Allocations: the addresses that are taken. A region holds one allocation, or several small ones.
  *
- * Measured (topic "small allocations"): managed allocations of up to 1 MiB are parts of a
- * larger one. They share pages, and with the pages advice and places. Larger ones take whole
+ * Measured (topic "small allocations"): managed allocations of up to 1 MiB are parts of a larger
+ * one. They share pages, and so the advice and residency of these. Larger allocations take whole
  * blocks of 2 MiB. */
 #include "emulator.h"
 
@@ -107,8 +107,8 @@ make_region(enum emu_kind kind, size_t size, struct emu_device *device, struct e
                : emu_region_new(kind, size, device, pool);
 }
 
-/* Finds a gap in a region of the pool or, without a pool, in one that small allocations share.
- * Makes a region of at least 2 MiB if all are full. 0: out of memory. */
+/* Finds a gap in a region of the pool or, without a pool, in a region of small allocations. Makes a
+ * region of at least 2 MiB if all are full. 0: out of memory. */
 static CUdeviceptr
 place_in_shared_region(enum emu_kind kind, size_t size, struct emu_device *device,
                        struct emu_pool *pool, struct emu_region **out)
@@ -198,9 +198,9 @@ clear_value(union emu_value *value, size_t first, size_t end, void *argument)
     memset(value, 0, sizeof *value);
 }
 
-/* Measured (topic "records of freed memory"): advice ends with the free, also that of neighbours on
- * a shared page. Its records are cleared by a walk, which skips pages, so an allocation in the place
- * of a freed small one can read the advice of the freed one. */
+/* Measured (topic "records of freed memory"): a free also ends the advice of neighbours on a shared
+ * page. A walk clears the records but skips pages, so an allocation in the place of a freed small
+ * one can read old advice. */
 static void
 clear_advice(const struct emu_allocation *allocation)
 {

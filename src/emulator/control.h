@@ -63,8 +63,7 @@ EMU_EXPORT uint64_t emu_used_in_place(void);
 /* 0: operations run when they are queued; 1: they run when a call waits for them. */
 EMU_EXPORT void emu_schedule(int lazy);
 /* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
- * ioctl, poll and close. Poll takes at most 8 files, also the kernel's beside those of the
- * module. */
+ * ioctl, poll and close. Poll takes at most 8 files, of the module or the kernel. */
 struct pollfd;
 EMU_EXPORT int emu_uvm_open(const char *path, int flags);
 EMU_EXPORT int emu_uvm_ioctl(int file, unsigned long request, void *argument);

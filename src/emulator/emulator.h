@@ -218,10 +218,10 @@ void emu_runs_free(struct emu_runs *runs);
  * False: out of memory, nothing changed. */
 bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                      void *argument);
-/* The same, but steps through the range as driver 580 does through its records (topic
+/* emu_runs_change, but steps through the range as driver 580 does through its records (topic
  * "records"): it changes a run and merges it with equal neighbours, and then advances from the
- * start of its step by the length of the merged run. Where a run was merged with one before it,
- * others are skipped. */
+ * start of its step by the length of the merged run. A merge with an earlier run makes it skip
+ * later runs. */
 bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                    void *argument);
 void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
@@ -252,7 +252,7 @@ struct emu_stream;
 struct emu_pool;
 struct emu_frame;
 
-/* What a frame of a device holds, in the order in which frames are evicted. */
+/* The contents of a frame of a device, in the order of eviction. */
 enum emu_frame_use {
     EMU_FRAME_NONE, /* it is not taken */
     EMU_FRAME_UNUSED, /* its pages have left */
@@ -267,8 +267,8 @@ struct emu_frame_list {
     size_t count;
 };
 
-/* The primary context of a device, or one that a user made. The record of a destroyed context, and
- * so its handle, is the next one's, unless the stacks of other threads hold it. */
+/* The primary context of a device, or a user's context. The next context reuses the record of a
+ * destroyed one, and so its handle, unless the stacks of other threads hold it. */
 struct emu_context {
     struct emu_context *next; /* of those that users made */
     size_t stacked; /* in the stacks of threads */
@@ -331,7 +331,7 @@ size_t emu_context_count(void);
 
 /* The unit of large managed allocations, and of regions that allocations share. */
 enum { EMU_BLOCK = 2 << 20 };
-/* Bytes of the window of addresses, the most that one allocation can have. */
+/* The size of the address window, and so the largest allocation. */
 #define EMU_WINDOW ((size_t)1 << 38)
 
 enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
@@ -496,7 +496,7 @@ void emu_places_unmap(struct emu_region *region, size_t first, size_t end);
 /* Counts and records that the pages [first, end) move. */
 void emu_places_moved(const struct emu_region *region, size_t first, size_t end, uint64_t from,
                       uint64_t to, enum emu_uvm_cause cause);
-/* The same for a copy in one more place. */
+/* emu_places_moved for a copy in one more place. */
 void emu_places_duplicated(const struct emu_region *region, size_t first, size_t end,
                            uint64_t places);
 CUdeviceptr emu_page_address(const struct emu_region *region, size_t page);
@@ -541,10 +541,11 @@ void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, in
 /* Notices which pages the host has touched since they left it. Called before anything that depends
  * on the places of pages. */
 void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
-/* The same for all regions. With a device, the pages were touched by it and not by the host. */
+/* emu_pages_observe for all regions. With a device, the pages were touched by it and not by the
+ * host. */
 void emu_regions_observe(int device);
-/* Evicts frames until so many bytes of a device are free, for memory at an address. False: not even
- * all frames are enough, and nothing is evicted. */
+/* Evicts frames until that many bytes of a device are free, for memory at an address. False: not
+ * even all frames are enough, and nothing is evicted. */
 bool emu_room_make(struct emu_device *device, size_t bytes, CUdeviceptr incoming);
 /* Takes a frame for the block of a page, which may evict others. False: there is no room. */
 bool emu_room_take(struct emu_region *region, size_t page, int device);
@@ -598,7 +599,7 @@ struct emu_stream {
     bool destroyed; /* by its user; it is removed when its queue is empty */
     bool ended; /* it was removed with a user's context */
     struct emu_capture *capture;
-    struct emu_nodes front; /* the nodes that the next one in its capture is behind */
+    struct emu_nodes front; /* the nodes that the next captured node depends on */
 };
 
 /* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
@@ -611,8 +612,8 @@ CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, 
 struct emu_stream *emu_stream_by_id(uint64_t id);
 /* Makes the handle of a stream unknown, whose queue may hold operations yet. */
 void emu_stream_destroyed(struct emu_stream *stream);
-/* Forgets a stream whose queue is empty. A later one gets its handle. That of a stream that ended
- * with a user's context stays known until then. */
+/* Forgets a stream whose queue is empty. A later stream gets its handle. The handle of a stream
+ * that ended with a user's context stays known until then. */
 void emu_stream_remove(struct emu_stream *stream, bool ended_with_context);
 bool emu_stream_idle(const struct emu_stream *stream);
 bool emu_streams_idle(void);
@@ -638,7 +639,7 @@ CUresult emu_event_new(const struct emu_context *context, unsigned int flags,
                        struct emu_event **out);
 struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
-/* The same for all events of a context. */
+/* emu_event_delete for all events of a context. */
 void emu_events_delete(const struct emu_context *context);
 /* True also for an event that was never recorded. */
 bool emu_event_reached(const struct emu_event *event);
@@ -757,13 +758,13 @@ CUresult emu_stream_submit(struct emu_stream *stream, const struct emu_op *op);
 CUresult emu_stream_submit_after(struct emu_stream *stream, struct emu_point point);
 /* Runs all queued operations. */
 void emu_stream_drain(struct emu_stream *stream);
-/* The same for all streams of a context, or of all contexts (NULL). */
+/* emu_stream_drain for all streams of a context, or of all contexts (NULL). */
 void emu_streams_drain(const struct emu_context *context);
 /* Runs what can run without waiting for other threads. True: the point is reached. */
 bool emu_point_poll(struct emu_point point);
 /* Abandons a capture and makes the handle unknown. The stream is removed after its last operation. */
 void emu_stream_delete(struct emu_stream *stream);
-/* The same for all streams of a context. */
+/* emu_stream_delete for all streams of a context. */
 void emu_streams_delete(const struct emu_context *context);
 CUresult emu_event_record(struct emu_event *event, struct emu_stream *stream);
 void emu_event_drain(const struct emu_event *event);

@@ -135,7 +135,7 @@ EMU_ENTRY(cuCtxGetCurrent, CUcontext *pctx)
     if (pctx == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    /* A destroyed context stays current in other threads than the one that destroyed it. */
+    /* A destroyed context stays current in other threads. */
     *pctx = thread->depth > 0 ? (CUcontext)thread->stack[thread->depth - 1] : NULL;
     return emu_call_end(&call, CUDA_SUCCESS);
 }

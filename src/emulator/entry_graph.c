@@ -152,7 +152,7 @@ EMU_ENTRY(cuGraphLaunch, CUgraphExec hGraphExec, CUstream hStream)
         result = CUDA_ERROR_INVALID_VALUE;
     }
     if (result == CUDA_SUCCESS) {
-        result = emu_capture_refuse(stream); /* no graph is a node of another one here */
+        result = emu_capture_refuse(stream); /* graphs have no child graphs here */
     }
     if (result == CUDA_SUCCESS) {
         result = launch_graph(graph, stream);
@@ -160,7 +160,7 @@ EMU_ENTRY(cuGraphLaunch, CUgraphExec hGraphExec, CUstream hStream)
     return emu_call_end(&call, result);
 }
 
-/* What was launched is over first, as its objects live until then. */
+/* Launched work finishes first, as its objects live until then. */
 EMU_ENTRY(cuGraphExecDestroy, CUgraphExec hGraphExec)
 {
     struct emu_graph *graph;

@@ -172,9 +172,9 @@ node_exists(int node)
     return node >= 0 && node < emu_config()->numa_nodes;
 }
 
-/* Checks the location of an advice. Measured (topic "advise matrix"): read-mostly and
- * unset-preferred ignore the id but not the type; the others need a device that exists; accessed-by
- * refuses NUMA nodes. */
+/* Checks the location of advice. Measured (topic "advise matrix"): read-mostly and unset-preferred
+ * ignore the id but not the type; the others need a device that exists; accessed-by refuses NUMA
+ * nodes. */
 static CUresult
 check_advice(CUmem_advise advice, CUmemLocation location)
 {

@@ -208,7 +208,7 @@ control_tools(struct emu_listener *listener, unsigned long request, void *argume
         return 0;
     case ENABLE:
     case DISABLE:
-        /* What happened before belongs to the clients that listened then. */
+        /* Earlier events belong to the clients that listened at the time. */
         emu_regions_observe(-1);
         types->status = emu_listener_enable(listener, types->types, request == ENABLE)
                             ? STATUS_OK
@@ -255,7 +255,7 @@ emu_uvm_ioctl(int file, unsigned long request, void *argument)
     return result;
 }
 
-/* Polls the files that are the kernel's, for so many milliseconds. */
+/* Polls the kernel's files, for at most these milliseconds. */
 static int
 poll_others(struct pollfd *files, unsigned long count, int milliseconds)
 {

@@ -2,8 +2,8 @@
  *
  * As in the kernel module (uvm_pmm_gpu.c, uvm_va_block.c), the first page of a block that comes to a
  * device takes a frame for the block. It stays when the pages leave, until the memory is freed or
- * something else needs memory: first frames without pages, then those of discarded blocks, then
- * those whose block came to the device longest ago. */
+ * something else needs memory: first frames without pages, then frames of discarded blocks, then
+ * the frames whose block came to the device longest ago. */
 #include "emulator.h"
 
 #include <assert.h>

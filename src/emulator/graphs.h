@@ -5,14 +5,14 @@
 
 #include "emulator.h"
 
-/* An operation, behind those of other nodes of its graph. */
+/* An operation, behind other nodes of its graph. */
 struct emu_node {
     struct emu_op op;
     size_t index; /* in the order of adding */
     struct emu_nodes waits;
 };
 
-/* A graph, or an executable one, which is a copy. */
+/* A graph, or an executable graph, which is a copy. */
 struct emu_graph {
     struct emu_graph *next;
     bool executable;
@@ -29,12 +29,12 @@ struct emu_graph *emu_graph_find(const void *handle, bool executable);
 /* An executable copy, which holds the objects of the graph. */
 CUresult emu_graph_copy(const struct emu_graph *graph, struct emu_graph **out);
 void emu_graph_delete(struct emu_graph *graph);
-/* Adds a node behind those in `waits`, which the graph must have. */
+/* Adds a node that depends on the nodes `waits`, which the graph must have. */
 CUresult emu_graph_add(struct emu_graph *graph, const struct emu_op *op,
                        const struct emu_nodes *waits, struct emu_node **out);
 bool emu_graph_has(const struct emu_graph *graph, const struct emu_nodes *nodes);
-/* The next node of a launch, of which done[] are over. Launches prefer the oldest and the newest
- * one in turn, so that a wait that is missing is noticed. */
+/* The next node of a launch after the nodes done[]. Launches prefer alternately the oldest and the
+ * newest node, so that a missing dependency is noticed. */
 const struct emu_node *emu_graph_next(const struct emu_graph *graph, const bool *done);
 
 CUresult emu_object_new(void *pointer, CUhostFn destroy, unsigned int count,

@@ -1,6 +1,6 @@
-/* The mutex that guards the emulated machine, and the two facts that every call needs first:
- * cuInit has succeeded, and this process is not a fork of one in which it had. And the end of the
- * process where a real driver would crash. */
+/* The mutex that guards the emulated machine, and the two conditions of every call: cuInit has
+ * succeeded, and in this process, not in a parent. Also ends the process where a real driver would
+ * crash. */
 #include "emulator.h"
 
 #include <stdio.h>

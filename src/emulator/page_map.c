@@ -88,7 +88,7 @@ scan(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument)
     return true;
 }
 
-/* The same with the file's contents, one entry for each page. */
+/* Reads the file's contents instead, one entry for each page. */
 static bool
 read_entries(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument)
 {
@@ -164,8 +164,8 @@ emu_map_advise(CUdeviceptr start, size_t size, int advice)
                && madvise(address, size, advice) == 0);
 }
 
-/* Faults of writes map one page each; those of reads map pages around it too. Linux has the advice
- * from 5.14 on. Where memory is short it fails, and the pages stay unmapped. */
+/* A write fault maps one page; a read fault maps pages around it too. Linux has the advice from
+ * 5.14 on. Where memory is short it fails, and the pages stay unmapped. */
 void
 emu_map_fill(CUdeviceptr start, size_t size)
 {

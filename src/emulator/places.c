@@ -1,5 +1,5 @@
-/* Places: which processors hold a copy of a run of pages, the counters of what moves, and the bytes
- * of discarded pages.
+/* Places: which processors hold a copy of a run of pages, the counters of moves, and the bytes of
+ * discarded pages.
  *
  * The bytes exist once, in host memory. A page that the host loses is unmapped, so that the next
  * access of the host shows in the kernel's page map. */

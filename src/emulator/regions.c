@@ -1,9 +1,9 @@
 /* Regions: mappings of real memory in whole pages, with the values of their pages.
  *
- * Regions lie in one reserved window of addresses, each behind the one before, so that
- * successive allocations are adjacent as on a real driver. A freed region becomes inaccessible,
- * and its addresses are reused only after the rest of the window: a use after free crashes.
- * Forked children do not inherit managed memory, as on a real system.
+ * Regions lie in one reserved window of addresses, one after the other, so that successive
+ * allocations are adjacent as on a real driver. A freed region becomes inaccessible, and its
+ * addresses are reused only after the rest of the window: a use after free crashes. Forked children
+ * do not inherit managed memory, as on a real system.
  *
  * The memory of the window is shared memory without a name, mapped twice: for the host, and for the
  * emulated devices. So pages can be unmapped for the host without losing their bytes, and the devices
@@ -88,7 +88,7 @@ map_file_twice(size_t size, struct mapping *out)
     return out->host != MAP_FAILED && out->devices != MAP_FAILED;
 }
 
-/* The same without a descriptor and without a size of a file, which valgrind does not support. */
+/* Maps without a file descriptor and a file size, which valgrind does not support. */
 static bool
 map_anonymous_twice(size_t size, struct mapping *out)
 {
@@ -227,8 +227,8 @@ emu_region_delete(struct emu_region *region)
     if (region->kind == EMU_DEVICE) {
         region->device->allocated -= region->size;
     }
-    /* The addresses stay reserved and inaccessible, without memory. Where a kernel cannot give the
-     * pages back, the next region here must begin with zeros all the same. */
+    /* The addresses stay reserved and inaccessible, without memory. Even if the kernel cannot take
+     * the pages back, the next region here must begin with zeros. */
     if (!emu_map_advise(region->base, region->size, MADV_REMOVE)) {
         memset(emu_bytes(region->base), 0, region->size);
     }

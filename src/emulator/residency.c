@@ -129,7 +129,7 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
     emu_places_set(move->region, value, first, end, bit);
 }
 
-/* A page that comes to the host is mapped, and one that was there unmapped too. */
+/* Maps pages that come to the host, and unmapped pages that were there. */
 static void
 move_and_map_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
@@ -157,8 +157,8 @@ move_pages(struct page_move *move, size_t first, size_t end)
     emu_runs_visit(&move->region->policies, first, end, move_with_policy, move);
 }
 
-/* Block by block: the room for one may be that of another of the same memory. Pages that do not
- * fit stay in place; the call has already returned success. */
+/* Block by block, because a block may evict another of the same memory. Pages that do not fit stay
+ * in place; the call has already returned success. */
 static void
 move_to_device(struct page_move *move, size_t first, size_t end, int device)
 {

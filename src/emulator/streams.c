@@ -4,8 +4,9 @@
 #include <stdlib.h>
 
 static struct emu_stream *streams;
-/* The records of streams that exist no more, the last one first. Their handles are reused in this order.
- * Until then, a call with one that ended with a user's context crashes, as with driver 580. */
+/* The records of former streams, the last one first. Their handles are reused in this order. Until
+ * its reuse, the handle of a stream that ended with a user's context crashes a call, as with driver
+ * 580. */
 static struct emu_stream *former_streams;
 static uint64_t last_stream;
 static size_t user_streams;

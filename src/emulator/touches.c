@@ -1,8 +1,8 @@
 /* Touches: accesses by processors, which fault and move or copy pages, and the room that this takes.
  *
- * Those of the emulated devices and of emu_touch are calls. Those of the host are its own loads and
- * stores: a page that the host does not hold is not mapped, so one that the kernel's page map shows
- * as mapped has been touched. Reads and writes look alike. */
+ * Emulated devices and emu_touch touch by calls. The host touches by its own loads and stores:
+ * pages that it does not hold are not mapped, so a page that the kernel's page map shows as mapped
+ * has been touched. Reads and writes look alike. */
 #include "emulator.h"
 
 #include <sys/mman.h>
@@ -46,8 +46,8 @@ access_remotely(union emu_value *value, size_t first, size_t end, const struct t
     }
 }
 
-/* As the kernel module does: pages that nothing holds are populated at their preferred location, if the
- * toucher reaches them there. A host that is preferred does not map them. */
+/* As in the kernel module, pages that nothing holds are populated at their preferred location, if
+ * the toucher reaches them there. A preferred host does not map them. */
 static uint64_t
 first_place(const struct touch *touch)
 {
@@ -87,7 +87,7 @@ outcome_of(const union emu_value *value, const struct touch *touch)
     return COMES;
 }
 
-/* Counts and records the faults of a run, and what they copy. Returns the places after them. */
+/* Counts and records the faults of a run, and their copies. Returns the places after them. */
 static uint64_t
 fault_run(const union emu_value *value, size_t first, size_t end, const struct touch *touch)
 {
@@ -193,7 +193,7 @@ find_arrivals_with_policy(const union emu_value *policy, size_t first, size_t en
     emu_runs_visit(&arrivals->touch.region->pages, first, end, find_arrivals, arrivals);
 }
 
-/* Pages come to a device block by block: the room for one may be that of another of the same memory. */
+/* Pages come to a device block by block, because a block may evict another of the same memory. */
 static void
 touch_pages(struct touch *touch, size_t first, size_t end)
 {
@@ -297,7 +297,7 @@ populate(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Where the page map says nothing, only first touches show: the kernel knows the pages that exist. */
+/* Without a page map only first touches show: the kernel knows the pages that exist. */
 static void
 observe_existing(struct emu_region *region, size_t first, size_t end)
 {
@@ -406,8 +406,8 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
     emu_places_set(eviction->region, value, first, end, host);
 }
 
-/* Evicts the next frame. What the page map shows of its block was touched before, by the host or by
- * `seer`, and can make another frame the next one. False: out of memory. */
+/* Evicts the next frame. Touches of its block that the page map shows, by the host or by `seer`,
+ * came before, and can make another frame the next. False: out of memory. */
 static bool
 evict_next(struct emu_device *device, CUdeviceptr incoming, uint64_t seer)
 {

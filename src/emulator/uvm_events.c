@@ -334,7 +334,7 @@ emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
     }
 }
 
-/* The host faults page by page. The thread is the one whose call noticed it. */
+/* The host faults page by page. The record names the thread whose call noticed it. */
 void
 emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write)
 {

@@ -1,5 +1,4 @@
-/* clock.h: readings of the system's clocks, and the pauses of a thread that waits for another one;
- * nothing else. */
+/* clock.h: readings of the system's clocks, and the pauses of a waiting thread; nothing else. */
 #ifndef MM_CLOCK_H
 #define MM_CLOCK_H
 

@@ -91,7 +91,7 @@ mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax_scope(s, st);
 }
 
-/* A destroyed context stays current in other threads than the one that destroyed it. */
+/* A destroyed context stays current in other threads. */
 static int
 is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
 {
@@ -107,8 +107,8 @@ is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
                : mm_fail_call(st, "cuCtxGetDevice", (int)code);
 }
 
-/* Out of line, because it is the first use of the device. A context that the program made is enough
- * if it is current; others are not seen. */
+/* Out of line, because it is the first use of the device. A context that the program made counts
+ * only if it is current. */
 static MM_COLD int
 open_device(mm_driver *cu, int device, mm_status *st)
 {

@@ -22,11 +22,11 @@ enum { MM_ANY_DEVICE = -1 };
  * stays, and the primary one of device 0 is made current only if there is none. */
 MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
-/* The same, with the thread's capture mode relaxed: for calls that a capture forbids. */
+/* mm_scope_enter with the thread's capture mode relaxed, for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
 /* For work on a default stream of the device. The caller's context stays if it is one of that
- * device, because its default streams are those of the caller's other work. */
+ * device, because the caller's other work uses its default streams. */
 MM_NODISCARD int mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 MM_NODISCARD int mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device,
                                                 mm_status *st);
@@ -87,7 +87,7 @@ typedef struct {
 MM_NODISCARD int mm_current_context(mm_driver *cu, mm_context *context, mm_status *st);
 
 /* True if the context was destroyed, and its streams and events with it. Drivers crash in calls
- * with one of those, but answer for the context. */
+ * with such a stream, but answer for the context. */
 bool mm_context_has_ended(mm_driver *cu, const mm_context *context);
 
 /* Stores the current device, and in *primary whether the current context is its primary one. A

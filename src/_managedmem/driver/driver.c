@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Not a mutex: a forked child could not unlock one that a thread of its parent holds. */
+/* Not a mutex, which a forked child could not unlock if a thread of its parent holds it. */
 enum { FREE, TAKEN, OPENING };
 static atomic_int turn;
 static char names[2][PATH_MAX]; /* the selected name, and space for the next one */
@@ -220,7 +220,7 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
     return code == CUDA_SUCCESS ? 0 : fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
 }
 
-/* The emulated driver describes a wrong configuration in words; cuInit has only a code. */
+/* The emulated driver describes a wrong configuration; cuInit returns only a code. */
 static int
 check_emulator(void *library, const char *path, mm_status *st)
 {

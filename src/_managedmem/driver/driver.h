@@ -46,7 +46,7 @@ MM_NODISCARD int mm_driver_select(const char *name, mm_status *st);
 /* The open driver, or NULL; never opens one. */
 mm_driver *mm_driver_peek(void);
 
-/* The same, but NULL in a forked child of the process that opened it, which must not call it. */
+/* mm_driver_peek, but NULL in a forked child, which must not call the parent's driver. */
 mm_driver *mm_driver_usable(void);
 
 /* Copies a line for each library that was tried, with the result: at most size bytes, including

@@ -16,9 +16,9 @@
 #define MM_COLD
 #endif
 
-/* A stack protector for a function that fills an array by counts from outside. The compiler
- * adds one for arrays of characters only, because one in every function costs the shortest
- * calls 8 %. */
+/* A stack protector for a function that fills an array by counts from outside. The compiler adds
+ * protectors for arrays of characters only, because a protector in every function costs the
+ * shortest calls 8 %. */
 #define MM_GUARD_ARRAYS
 #if defined(__has_attribute)
 #if __has_attribute(stack_protect)
@@ -67,10 +67,10 @@ mm_is_bad_argument(const mm_status *st)
 /* Fills st and returns -1, so that callers can `return mm_fail(...)`. */
 int mm_fail(mm_status *st, mm_kind kind, const char *format, ...) MM_PRINTF(3, 4);
 
-/* The same for a driver call that returned code (never 0). */
+/* mm_fail for a driver call that returned code (never 0). */
 int mm_fail_call(mm_status *st, const char *function, int code);
 
-/* The same for a file that the system did not open or read; error is not 0. */
+/* mm_fail for a file that the system did not open or read; error is not 0. */
 int mm_fail_file(mm_status *st, const char *path, int error);
 
 /* Adds a sentence to a status that is already filled. */

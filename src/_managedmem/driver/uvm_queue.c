@@ -156,8 +156,8 @@ make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
     return 0;
 }
 
-/* The CUDA driver has the module open more than once, and one of the files has its address space;
- * the module calls the others illegal. Any other reason is reported in its place. */
+/* The CUDA driver opens the module more than once, and only one file descriptor has the address
+ * space. The module refuses the others as illegal; any other failure is reported instead. */
 static int
 attach_queue(mm_uvm_queue *q, mm_status *st)
 {
@@ -396,8 +396,8 @@ find_row(processor_id *table, const CUuuid *id)
     return 0;
 }
 
-/* The table has the devices of this process. An instance of a divided device (MIG) has an
- * identifier of its own there, where the module has that of the whole. */
+/* The table has the devices of this process. It identifies each MIG instance, the module only the
+ * physical device. */
 static void
 match_only_device(int device_count, int16_t processors[MM_UVM_PROCESSORS])
 {

@@ -1,7 +1,7 @@
 /* uvm_queue.h: an event queue of the nvidia-uvm kernel module: records of moves and faults in the
  * managed memory of this process.
  *
- * Any number of queues may exist, beside those of profilers, and none needs a privilege. The
+ * Any number of queues may exist, beside the queues of profilers, and none needs a privilege. The
  * module writes records into memory of the process. With an emulated driver, its own queues are
  * used. */
 #ifndef MM_UVM_QUEUE_H
@@ -39,7 +39,7 @@ typedef struct mm_uvm_queue {
  * the errno or the module's result. */
 MM_NODISCARD int mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st);
 
-/* The same through other system calls than the driver's. */
+/* mm_uvm_queue_open with the given system calls in place of the driver's. */
 MM_NODISCARD int mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q,
                                            uint32_t count, mm_status *st);
 
@@ -72,8 +72,8 @@ uint64_t mm_uvm_queue_dropped(const mm_uvm_queue *q, uint64_t types);
 MM_NODISCARD int mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q,
                                          int16_t processors[MM_UVM_PROCESSORS], mm_status *st);
 
-/* The same later, when the module can list more of the devices: without the driver, in any
- * thread. */
+/* mm_uvm_queue_processors later, when the module can list more of the devices: without the driver,
+ * in any thread. */
 MM_NODISCARD int mm_uvm_queue_processors_again(mm_uvm_queue *q,
                                                int16_t processors[MM_UVM_PROCESSORS],
                                                mm_status *st);

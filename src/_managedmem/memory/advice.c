@@ -2,7 +2,7 @@
  *
  * A driver advises every page of a range, but where the pages had different advice before, driver
  * 580 leaves out some of the records (conformance: records). Only records can be queried, so the
- * functions called settle_* repeat an advice until it is recorded. */
+ * functions called settle_* repeat advice until it is recorded. */
 #include "advice.h"
 
 #include <assert.h>
@@ -191,7 +191,7 @@ prefers_location(mm_driver *cu, mm_range range, CUmemLocation location)
     return prefers_node(cu, range, location);
 }
 
-/* Always true for advice that unsets: a query cannot tell whether all pages lack an advice or only
+/* Always true for advice that unsets: a query cannot tell whether all pages lack the advice or only
  * some. */
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
@@ -213,7 +213,7 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     }
 }
 
-/* The first page without a record of the advice, by bisection. The range has such a page. */
+/* Bisects for the first page without a record of the advice. There must be one. */
 static CUdeviceptr
 first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
@@ -254,7 +254,7 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
     return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* Repeats an advice until it is recorded for the whole range. A repetition from the start stops at
+/* Repeats advice until it is recorded for the whole range. A repetition from the start stops at
  * pages that have the advice already; one from the first missing part can miss that part.
  * Alternating them reaches every part. Failures are ignored, because the advice holds without a
  * record. */
@@ -279,7 +279,7 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
     }
 }
 
-/* The driver always records an advice for the first page. */
+/* The driver always records advice for the first page. */
 int
 mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
 {
@@ -368,7 +368,7 @@ mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     }
 }
 
-/* Unsets an advice on all pages, and in the record of each page. */
+/* Unsets advice on all pages, and in the record of each page. */
 static void
 unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation location)
 {
@@ -485,7 +485,8 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     return fail_advice(cu, range, location, code, st);
 }
 
-/* Setting an advice again is the most frequent case: it needs one query and nothing to restore. */
+/* Setting the same advice again is the most frequent case: it needs one query and nothing to
+ * restore. */
 static int
 advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
              mm_status *st)

@@ -33,13 +33,13 @@ MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location
 size_t mm_accessed_by_capacity(const mm_driver *cu);
 mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
 
-/* Advises a range, so that an advice that is set also reads back. If the driver fails, even after
- * it acted, an advice that all pages had is restored. Pages that differed keep their advice if the
- * driver refused, and have none if it set the advice on all of them. */
+/* Advises a range, so that set advice also reads back. If the driver fails, even after it acted,
+ * advice that all pages had is restored. Pages that differed keep their advice if the driver
+ * refused, and have none if it set the advice on all of them. */
 MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation location, mm_status *st);
 
-/* The same, but nothing is restored after a failure. */
+/* mm_range_advise, but nothing is restored after a failure. */
 MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice,
                                          CUmemLocation location, mm_status *st);
 
@@ -65,8 +65,7 @@ typedef struct {
 MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation location, mm_advice_before *before, mm_status *st);
 
-/* How far a failed operation got with a range: not reached, its own call failed, or already
- * advised. */
+/* The progress of a failed operation on a range: not reached, failed there, or already advised. */
 typedef enum { MM_NOT_TRIED, MM_FAILED, MM_ADVISED } mm_advice_progress;
 
 /* Restores the advice of a range. If its pages differed before and the call set the advice, unsets
@@ -78,9 +77,9 @@ void mm_advice_restore(mm_driver *cu, mm_range range, CUmem_advise advice, CUmem
 MM_NODISCARD int mm_range_switch_accessed_by(mm_driver *cu, mm_range range,
                                              mm_location_set members, bool on, mm_status *st);
 
-/* Changes the accessed-by set that all pages have from one set to another: one advice for each
- * member that differs, and one query if members were added, so that they read back. A failure
- * undoes the change; pages that already had some of the added members then lack them. */
+/* Changes the accessed-by set that all pages have from one set to another: one call for each member
+ * that differs, and one query if members were added, so that they read back. A failure undoes the
+ * change; pages that already had some of the added members then lack them. */
 MM_NODISCARD int mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
                                              mm_location_set to, mm_status *st);
 

@@ -203,8 +203,8 @@ merge_and_order(mm_batch *b, mm_operation op)
     }
 }
 
-/* Shrinks one range to whole pages. If there are several, the message names the one without
- * any. */
+/* Shrinks one range to whole pages. With several ranges, the message names the range that has
+ * none. */
 static int
 shrink_range(mm_batch *b, size_t i, mm_status *st)
 {
@@ -228,7 +228,7 @@ shrink_all(mm_batch *b, mm_status *st)
 }
 
 /* Removes empty ranges before the others are shrunk. If there are any, all ranges are checked
- * first, so that the index in an error message counts the empty ones too. */
+ * first, so that the index in an error message counts empty ranges too. */
 static int
 remove_empty_checked(mm_batch *b, mm_status *st)
 {
@@ -323,7 +323,7 @@ mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st)
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* How far an advice on merged ranges got with one of the original ranges. */
+/* The progress of advice on an original range, from the merged ranges. */
 static mm_advice_progress
 find_progress(const mm_batch *merged, size_t failed, const mm_transfer *original)
 {

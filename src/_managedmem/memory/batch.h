@@ -1,5 +1,5 @@
 /* batch.h: several ranges for one operation: merging neighbours, keeping an order that matters,
- * cutting the edges off discards, and one advice for all ranges. */
+ * cutting the edges off discards, and advising all ranges. */
 #ifndef MM_BATCH_H
 #define MM_BATCH_H
 

@@ -80,7 +80,7 @@ typedef struct {
     mm_driver *cu;
     mm_operation op;
     const mm_batch *batch;
-    const mm_batch *edges; /* as mm_batch_prepare made them */
+    const mm_batch *edges; /* made by mm_batch_prepare */
     const mm_batch_arrays *prebuilt; /* the arrays of all transfers; or NULL */
     mm_batch_arrays *work; /* with space for the batch */
     /* Set by mm_dispatch_enter. */

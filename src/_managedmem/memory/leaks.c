@@ -11,7 +11,7 @@ enum { MOST_NOTES = 256 };
 static _Atomic(mm_leak *) leaks;
 static atomic_int note_count;
 
-/* Functions that free, and what they leave behind when they fail. */
+/* Functions that free, and the objects that leak when they fail. */
 static const struct {
     const char *function, *thing;
 } things[] = {

@@ -23,7 +23,7 @@ bool mm_is_freed(CUresult code);
  * a lock. Beyond some notes that nobody took, further ones are dropped. */
 void mm_leak_note(CUresult code, const char *function, size_t size);
 
-/* The same for a failure in a status: only one of a function that frees is a leak. */
+/* mm_leak_note for a status: only failures of functions that free are leaks. */
 void mm_leak_note_status(const mm_status *st, size_t size);
 
 /* True if there are notes. */
@@ -32,7 +32,7 @@ bool mm_leaks_are_known(void);
 /* Takes all notes, oldest first, as a list that the caller frees one by one. */
 mm_leak *mm_leaks_take(void);
 
-/* What leaks after a failure of that function, such as "a stream". */
+/* The object that leaks if the function fails, such as "a stream". */
 const char *mm_leaked_thing(const char *function);
 
 #endif

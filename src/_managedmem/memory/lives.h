@@ -69,8 +69,8 @@ void mm_life_begin(mm_life *life, CUdeviceptr start, size_t size);
  * makes the memory. dtype is static text. */
 void mm_life_describe(mm_life *life, const char *dtype, int dimensions, const int64_t *shape);
 
-/* Ends a life; called after the driver's free. Does nothing for one that is not in the list.
- * Inline, because most wrapped memory is not. */
+/* Ends a life; called after the driver's free. Does nothing for an unlisted life. Inline, because
+ * most wrapped memory is unlisted. */
 void mm_life_end_listed(mm_life *life);
 
 static inline void
@@ -105,8 +105,9 @@ typedef struct {
     char *label; /* the name, or "float32[1024,1024] #7" with the serial; bytes are "64.0M #7" */
 } mm_life_record;
 
-/* Starts the log, whose first records are the memories that live; after so many births it is full. Fails
- * with MM_REFUSED if one runs. The functions of the log are called by one thread at a time. */
+/* Starts the log, whose first records are the memories that live; after `births` births it is full.
+ * Fails with MM_REFUSED if one runs. The functions of the log are called by one thread at a
+ * time. */
 MM_NODISCARD int mm_lives_log_start(size_t births, mm_status *st);
 
 /* The number of records. */
@@ -115,8 +116,8 @@ size_t mm_lives_log_count(void);
 /* The number of lives that began when the log was full. */
 uint64_t mm_lives_log_missed(void);
 
-/* Copies the records of the running log. A record keeps its index in later copies; its label is
- * that of the present name. */
+/* Copies the records of the running log. A record keeps its index in later copies; its label is the
+ * present name. */
 MM_NODISCARD int mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st);
 void mm_life_records_free(mm_life_record *records, size_t count);
 

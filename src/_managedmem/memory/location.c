@@ -1,4 +1,4 @@
-/* location.c: names and sets of locations, names of advices. */
+/* location.c: names and sets of locations, names of advice. */
 #include "location.h"
 
 #include <stdio.h>

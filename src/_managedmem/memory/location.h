@@ -1,4 +1,4 @@
-/* location.h: locations of memory, sets of them, and the names of advices.
+/* location.h: locations of memory, sets of them, and the names of advice.
  *
  * A location is the driver's own struct. The host is always type HOST, never device -1: CUDA 13
  * would take that for a device. */
@@ -34,8 +34,8 @@ mm_host(void)
 /* A location from the driver's answers; type INVALID means none. The id is meaningful only for a
  * device and a NUMA node, and is 0 for the others.
  *
- * If a driver reads the two one after the other, a record can change in between. The type is then
- * that of one location and the id of another. An id that nothing of that type has gives none. */
+ * A driver that reads type and id separately may mix two locations if the record changes in
+ * between. An id that the type does not have gives none. */
 static inline CUmemLocation
 mm_location_from_attributes(int device_count, int type, int id)
 {
@@ -103,14 +103,14 @@ enum { MM_LOCATION_TEXT = 32 };
 /* Writes the location as Python spells it, such as "Device(0)". Returns text. */
 const char *mm_location_text(CUmemLocation location, char text[MM_LOCATION_TEXT]);
 
-/* The six advices and their names in this library. An unknown name gives 0. */
+/* The six kinds of advice and their names in this library. An unknown name gives 0. */
 CUmem_advise mm_advice_from_name(const char *name);
 const char *mm_advice_name(CUmem_advise advice);
 
 /* True if the driver reads the location, which is then required. */
 bool mm_advice_needs_location(CUmem_advise advice);
 
-/* True for both advices about accessed_by. */
+/* True for advice about accessed_by. */
 bool mm_is_accessed_by_advice(CUmem_advise advice);
 
 #define MM_ADVICE_NAMES                                                                      \

@@ -76,7 +76,7 @@ void mm_memory_release_reference(mm_memory *m);
 void mm_memory_release(mm_memory *m);
 
 /* Closes the memory; *first is true if this call did. Memory of a pool is freed in the order of
- * *stream; if stream is NULL, in that of its block. After a failed free the memory counts as
+ * *stream; if stream is NULL, in the stream of its block. After a failed free the memory counts as
  * closed, except inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
 

@@ -105,8 +105,8 @@ hint_of(mm_places *places, CUmemLocation location)
     return (uint8_t)(i + 1);
 }
 
-/* The evidence for pages that are not mapped. The driver names a destination if it is that of all
- * pages. In the caller's scope. */
+/* The evidence for pages that are not mapped. The driver names a destination only if all pages
+ * share it. In the caller's scope. */
 static int
 query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm_status *st)
 {

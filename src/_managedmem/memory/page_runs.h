@@ -11,8 +11,8 @@ typedef struct {
     CUmemLocation prefetched; /* of the last prefetch; type INVALID if none */
 } mm_page_run;
 
-/* Runs in the order of their addresses. They overlap only where a range is that of memory freed
- * since, as of a stale wrapper. All zero is an empty list. */
+/* Runs in the order of their addresses. They overlap only where the memory of a range was freed, as
+ * under a stale wrapper. All zero is an empty list. */
 typedef struct {
     mm_page_run *run;
     size_t count, capacity;
@@ -29,7 +29,7 @@ MM_NODISCARD int mm_page_runs_append(mm_page_runs *runs, const mm_page_run *run,
 typedef enum { MM_BY_MEANING, MM_BY_RECORD } mm_run_comparison;
 
 /* Appends the runs of a range, which is to lie behind those in the list. Queries page by page: for
- * a longer range the driver answers "unset" both if no page has an advice and if only some have
+ * a longer range the driver answers "unset" both if no page has the advice and if only some have
  * it. */
 MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison,
                                    mm_page_runs *runs, mm_status *st);

@@ -65,12 +65,12 @@ enum { MM_MOST_NODES = 64 };
 /* True if the pages of this machine can be on several NUMA nodes. */
 bool mm_pagemap_has_nodes(mm_pagemap_source *source);
 
-/* The part of a span inside of another one. */
+/* The intersection of two spans. */
 mm_span mm_span_inside(mm_span span, mm_span limits);
 
-/* Adds the bytes of mapped pages, as far as they are inside the limits, to those of their nodes.
- * Pages that were unmapped meanwhile count nowhere. False, with some of the pages counted, if this
- * process may not ask. */
+/* Adds the bytes of mapped pages, as far as they are inside the limits, to the bytes of their
+ * nodes. Pages that were unmapped meanwhile count nowhere. False, with some of the pages counted,
+ * if this process may not ask. */
 MM_NODISCARD bool mm_pagemap_count_nodes(mm_pagemap_source *source, const mm_spans *mapped,
                                          mm_span limits, uint64_t bytes[MM_MOST_NODES]);
 

@@ -13,7 +13,7 @@ typedef struct {
     bool view; /* the guard of a view: it must be open, but is not entered */
     bool recheck; /* this memory can be freed unnoticed: the driver is queried */
     mm_range range; /* of all entries in this memory, for the query */
-    size_t entry; /* the first one, for messages */
+    size_t entry; /* the first of these, for messages */
 } hold;
 
 struct mm_plan {

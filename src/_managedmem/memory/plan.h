@@ -29,8 +29,8 @@ void mm_plan_release(mm_plan *p);
 MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 
-/* The same, but prefetches the entries that the plan was made of one after the other where this system
- * lacks a prefetch, and adds the number of those that it refuses to *skipped. For plans of prefetches. */
+/* mm_plan_execute for plans of prefetches, but where this system lacks a prefetch, prefetches the
+ * entries one by one, and adds the number of refused entries to *skipped. */
 MM_NODISCARD int mm_plan_execute_or_skip(mm_driver *cu, mm_plan *p, const mm_plan_entry *entries,
                                          size_t count, const mm_dispatch_options *options,
                                          size_t *skipped, mm_status *st);
@@ -41,7 +41,7 @@ typedef struct {
     const mm_batch *transfers;
     const mm_batch *edges; /* prefetched one by one before the transfers; some may be empty */
     size_t batched; /* the number of transfers in one batch call */
-    bool deferred; /* because of deferred_bytes to deferred_to */
+    bool deferred; /* because deferred_bytes go to deferred_to */
     size_t deferred_bytes;
     CUmemLocation deferred_to;
     mm_batch_arrays work; /* work.routes: the mm_route of each transfer */

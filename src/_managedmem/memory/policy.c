@@ -32,7 +32,7 @@ typedef struct {
     bool lacking; /* some pages of the span do not have the wanted policy */
     const mm_policy *wanted;
     page_grouping grouping;
-    bool unverified; /* an advice may not be recorded */
+    bool unverified; /* some advice may not be recorded */
     bool nodes_ignored; /* the machine ignores NUMA nodes as preferred locations */
     CUmemLocation current_node; /* of HOST_NUMA_CURRENT; type INVALID until it is known */
     size_t failures;
@@ -185,7 +185,7 @@ extend_span(change *c, mm_range pages, const mm_policy *present, const mm_policy
     c->lacking = c->lacking || pages.allocation == 0 || !has_wanted_record(c, present, wanted);
 }
 
-/* The same for pages with one record and one wanted policy, which may need a call for each
+/* extend_span for pages with one record and one wanted policy, which may need a call for each
  * page. */
 static void
 extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const mm_policy *wanted)
@@ -279,7 +279,7 @@ settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
     }
 }
 
-/* Changes the pages that are in both lists from one policy to the other: one advice for each
+/* Changes the pages that are in both lists from one policy to the other: one call for each
  * attribute and span that differs, repeated where it is not recorded. `from` must be read by
  * record; for UNDO_CHANGE it is the target of the failed change. The status has the first failure
  * and, unless that stopped the change, the spans that were not changed. */
@@ -346,7 +346,7 @@ mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st)
     return rc;
 }
 
-/* The same policy for all ranges, as runs. */
+/* One policy for all ranges, as runs. */
 static int
 make_uniform_runs(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs, mm_status *st)
 {

@@ -6,9 +6,9 @@
 #include "batch.h"
 #include "page_runs.h"
 
-/* Advises memory that was just allocated: one call for each advice of the policy. Pages are only
- * read in memory so small that it can have records of freed memory. After a failure some of the
- * advice is given, and the caller frees the memory. */
+/* Advises memory that was just allocated: one call for each part of the policy. Pages are only read
+ * in memory so small that it can have records of freed memory. After a failure some of the advice
+ * is given, and the caller frees the memory. */
 MM_NODISCARD int mm_policy_advise_new(mm_driver *cu, mm_range memory, const mm_policy *policy,
                                       mm_status *st);
 

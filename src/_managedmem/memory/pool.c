@@ -121,8 +121,8 @@ mm_block_order_identify(mm_driver *cu, mm_block_order *order)
     }
 }
 
-/* True if the handle is that of another stream by now: the one of the order was destroyed. Drivers
- * crash in calls with the handle of none. */
+/* True if the stream of the order was destroyed and another one has its handle. Drivers crash in
+ * calls with a stale handle. */
 static bool
 has_another_stream(mm_driver *cu, const mm_block_order *order)
 {

@@ -50,22 +50,22 @@ void mm_pool_retain(mm_pool *pool);
  * its frees have run. */
 MM_NODISCARD int mm_pool_release(mm_pool *pool, mm_status *st);
 
-/* The same where no caller can raise: a failure is noted (leaks.h). */
+/* mm_pool_release where no caller can raise: a failure is noted (leaks.h). */
 void mm_pool_drop(mm_pool *pool);
 
 /* Stores the id of the order's stream, if nothing keeps the stream. */
 void mm_block_order_identify(mm_driver *cu, mm_block_order *order);
 
-/* The stream of the order; a default stream if that one ended with its context, and all its work
- * before it, or if another stream has its handle. */
+/* The stream of the order; a default stream if it ended with its context, after all its work, or if
+ * another stream has its handle. */
 mm_device_stream mm_block_stream(mm_driver *cu, const mm_block_order *order);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);
 
-/* Frees the block in its order, or in that of *other; later if that stream captures. After a
- * failure the block is gone as well, unless mm_can_defer_free(st). */
+/* Frees the block in its order, or in the order of *other; later if that stream captures. The block
+ * is gone after a failure too, unless mm_can_defer_free(st). */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
 /* Frees the block in its order, in a later attempt. A stream of another library may not exist

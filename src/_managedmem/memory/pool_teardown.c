@@ -215,8 +215,8 @@ destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const cha
     return code;
 }
 
-/* Destroys the pool and frees its record; false if it must wait. *code and *function are those
- * of the last driver call. */
+/* Destroys the pool and frees its record; false if it must wait. *code and *function belong to the
+ * last driver call. */
 static bool
 destroy_pool(mm_driver *cu, mm_retired_pool *pool, CUresult *code, const char **function)
 {

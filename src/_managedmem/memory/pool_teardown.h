@@ -27,7 +27,7 @@ typedef struct {
 
 void mm_pending_frees_init(mm_pending_frees *frees);
 
-/* Records an event behind a free on the stream. `result` is that of the free, which may be queued
+/* Records an event behind a free on the stream. `result` comes from the free, which may be queued
  * even after a failure. The caller is in the relaxed scope of the free. */
 void mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream,
                           CUresult result);

@@ -80,7 +80,7 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation location, CUstrea
     return mm_range_issue(cu, MM_PREFETCH, range, location, stream, st);
 }
 
-/* The same, in a scope of its own. */
+/* mm_range_issue of a prefetch, in a scope of its own. */
 static int
 prefetch_range(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                mm_defer defer, mm_status *st)
@@ -132,7 +132,7 @@ wait_for(mm_driver *cu, CUstream stream, mm_status *st)
     return mm_stream_synchronize(cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
 }
 
-/* What was queued before is not the view's: only what moves from here on counts for it. */
+/* Earlier work is not the view's: only moves from here on count. */
 static MM_COLD int
 view_and_record(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
 {

@@ -48,7 +48,7 @@ typedef struct {
     CUmemorytype type; /* 0 for memory that CUDA does not know */
     CUdeviceptr start; /* of the allocation around it */
     size_t size;
-    int device; /* the one it was allocated on, not where it is */
+    int device; /* of the allocation, not of the present pages */
 } mm_pointer_attributes;
 
 /* The host can reach all memory except plain device memory. */
@@ -77,7 +77,7 @@ mm_whole_pages(size_t size)
     return rest != 0 && size <= SIZE_MAX - page ? size + page - rest : size;
 }
 
-/* The part of a non-empty range on its first page, for which a driver always records an advice
+/* The part of a non-empty range on its first page, for which a driver always records advice
  * (conformance: records). */
 mm_range mm_first_page(mm_range range);
 

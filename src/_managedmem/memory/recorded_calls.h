@@ -23,13 +23,12 @@ mm_call_begin(void)
     return mm_is_recording() ? mm_raw_clock() : 0;
 }
 
-/* Logs a call that began at `begun`, which is not 0, and ended now. `advice` is that of MM_ADVISE.
- * Any thread; allocates at times, and never fails: calls that cannot be kept are counted as
- * lost. */
+/* Logs a call that began at `begun`, which is not 0, and ended now. `advice` is for MM_ADVISE. Any
+ * thread; allocates at times, and never fails: calls that cannot be kept are counted as lost. */
 void mm_record_call(mm_operation op, mm_range range, CUmemLocation location, unsigned int advice,
                     uint64_t begun);
 
-/* The same for advice, whose location may have no meaning. */
+/* mm_record_call for advice, whose location may have no meaning. */
 void mm_record_advice(mm_range range, CUmem_advise advice, CUmemLocation location, uint64_t begun);
 
 /* One event for each member that was set or unset. */

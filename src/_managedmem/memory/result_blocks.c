@@ -97,8 +97,8 @@ enter_to_free(mm_scope *scope, mm_driver *cu)
            && mm_scope_enter_relaxed(scope, cu, MM_ANY_DEVICE, &ignored) == 0;
 }
 
-/* Frees idle blocks as take_out_idle_block says, while that is possible. Failures other than that of
- * a host function mean that the driver is shut down, or never works again. */
+/* Frees idle blocks as take_out_idle_block says, while that is possible. Except in a host function,
+ * a failure means that the driver is shut down or unusable. */
 static void
 free_idle_blocks(mm_driver *cu, size_t more, size_t keep)
 {
@@ -241,7 +241,7 @@ in_steps(size_t size)
     return (size + STEP - 1) / STEP * STEP;
 }
 
-/* The same for a block under the limit; false if it cannot be had, for any reason. */
+/* lock_block within the limit; false on any failure. */
 static bool
 lock_block_within_limit(mm_driver *cu, mm_result_block *block, size_t size)
 {

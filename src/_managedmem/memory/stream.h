@@ -47,7 +47,7 @@ void mm_stream_retain(mm_stream *stream);
  * host function. A forked child does not destroy its parent's streams. */
 MM_NODISCARD int mm_stream_release(mm_stream *stream, mm_status *st);
 
-/* The same where no caller can raise: a failure is noted (leaks.h). */
+/* mm_stream_release where no caller can raise: a failure is noted (leaks.h). */
 void mm_stream_drop(mm_stream *stream);
 
 /* A non-blocking stream on the calling thread's device. */
@@ -87,7 +87,7 @@ MM_NODISCARD int mm_scope_enter_stream(mm_scope *s, mm_driver *cu, mm_device_str
  * stream of the same context is ordered with it in both directions, so a call on that stream keeps
  * the legacy stream's order. */
 typedef struct {
-    CUstream stream; /* the one to pass to the driver */
+    CUstream stream; /* to pass to the driver */
     bool temporary; /* destroyed on release; the driver lets queued work finish */
 } mm_batch_stream;
 

@@ -58,8 +58,8 @@ mm_skip_unsupported(const mm_driver *cu, mm_operation op, mm_batch *b, mm_dispat
 }
 
 /* Prefetches range by range, because each may have a location of its own and the device of the
- * stream counts too. The order is that of the targets, so that the last one wins. Host functions
- * are queued only on request, because most of these calls are refused. */
+ * stream counts too. Targets keep their order, so that the last one wins. Host functions are queued
+ * only on request, because most of these calls are refused. */
 static int
 prefetch_each(mm_driver *cu, const mm_batch *b, const mm_dispatch_options *options,
               size_t *skipped, mm_status *st)
@@ -86,7 +86,7 @@ mm_batch_run_or_skip(mm_driver *cu, mm_operation op, mm_batch *b,
     if (op == MM_PREFETCH && !cu->concurrent_access) {
         return prefetch_each(cu, b, options, skipped, st);
     }
-    /* A driver without discards refuses also empty ones. */
+    /* A driver without discards refuses empty discards too. */
     return is_unsupported(cu, op, options->dispatch) ? 0 : mm_batch_run(cu, op, b, options, st);
 }
 
@@ -231,7 +231,7 @@ find_lacking_pages(mm_driver *cu, mm_range range, const mm_policy *policy, mm_pa
     return rc;
 }
 
-/* Asks the driver by repeating an advice that the pages have, which changes nothing. */
+/* Asks the driver by repeating advice that the pages have, which changes nothing. */
 static int
 is_all_advice_refused(mm_driver *cu, const mm_page_run *pages, bool *refused, mm_status *st)
 {

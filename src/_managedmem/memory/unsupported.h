@@ -1,5 +1,5 @@
 /* unsupported.h: operations that pass over the ranges that cannot take them on this system, and count
- * these. Ranges that are passed over become empty. Other failures are those of the operations. */
+ * these. Ranges that are passed over become empty. Other failures come from the operations. */
 #ifndef MM_UNSUPPORTED_H
 #define MM_UNSUPPORTED_H
 

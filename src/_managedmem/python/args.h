@@ -53,7 +53,7 @@ mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
 /* "raise" or "skip", which sets *skips. */
 int mm_read_unsupported_text(PyObject *value, bool *skips);
 
-/* The same; NULL is "raise". */
+/* mm_read_unsupported_text, where NULL is "raise". */
 static inline int
 mm_read_unsupported(PyObject *value, bool *skips)
 {

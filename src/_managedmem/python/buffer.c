@@ -367,7 +367,7 @@ mm_buffer_named(PyObject *buffer, const char *name)
     return buffer;
 }
 
-/* The name of a view is that of its memory, and so of its root. */
+/* A view has the name of its memory, and so of its root. */
 PyObject *
 mm_buffer_get_name(PyObject *op, void *Py_UNUSED(closure))
 {

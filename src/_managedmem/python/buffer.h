@@ -80,7 +80,7 @@ mm_buffer_layout(const mm_buffer *b)
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_layout *layout, PyObject *owner, PyObject *resource);
 
-/* The same, with one axis of uint8 elements. */
+/* mm_buffer_new with one axis of uint8 elements. */
 PyObject *mm_buffer_new_bytes(mm_state *state, PyTypeObject *type, mm_memory *memory,
                               PyObject *owner, PyObject *resource);
 
@@ -108,7 +108,7 @@ mm_buffer_is_closed(const mm_buffer *b)
 /* Raises the RuntimeError of a closed buffer, with its name; returns -1. */
 int mm_buffer_raise_closed(const mm_buffer *b);
 
-/* The same if the buffer is closed; else 0. */
+/* mm_buffer_raise_closed if the buffer is closed; else 0. */
 static inline int
 mm_buffer_check_open(const mm_buffer *b)
 {
@@ -149,12 +149,12 @@ int mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *argument
  * exception if the buffer is closed. */
 int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st);
 
-/* Queries the attributes of an entered buffer's memory. An allocation of 0 bytes has those of
- * other sizes, on the current device. */
+/* Queries the attributes of an entered buffer's memory. An allocation of 0 bytes has the attributes
+ * of any other, on the current device. */
 MM_NODISCARD int mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu,
                                          mm_pointer_attributes *attributes, mm_status *st);
 
-/* The same for a buffer that is not entered: enters it for the query, sets *cu and raises. */
+/* mm_buffer_query_entered for a buffer that is not entered: enters it, sets *cu and raises. */
 int mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
 
 /* --- buffer_advice.c -------------------------------------------------------------------- */

@@ -174,7 +174,7 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
 /* --- DLPack ----------------------------------------------------------------------------- */
 
 /* An exported tensor, in one block, with a reference to the memory and an export of it. A buffer
- * with an owner or a stream is kept as well, because only Python can release those. */
+ * with an owner or a stream is kept too, because only Python can release these. */
 typedef struct {
     union {
         dl_managed_tensor plain;
@@ -305,7 +305,6 @@ fill_dl_tensor(dl_tensor *t, exported_tensor *block, const mm_buffer *b, dl_devi
     t->byte_offset = 0;
 }
 
-/* The request of a consumer. */
 typedef struct {
     bool versioned;
     bool copied;

@@ -140,7 +140,7 @@ decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **he
     return mm_is_buffer(b->state, owner) ? 0 : object_vouches(b, owner, held);
 }
 
-/* The same as mm_host_access, for memory that must be vouched for or held. */
+/* mm_host_access for memory that must be vouched for or held. */
 static int
 query_owners(mm_buffer *b, bool known, PyObject **held)
 {
@@ -243,7 +243,8 @@ mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attribute
     return -1;
 }
 
-/* The same for a buffer, unless it was allocated here or is stated to be accessible. */
+/* mm_check_range_inside for a buffer, unless it was allocated here or is stated to be
+ * accessible. */
 static int
 check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
 {

@@ -168,9 +168,9 @@ buffer_dealloc(mm_buffer *b)
     mm_free_object((PyObject *)b);
 }
 
-/* Buffers can own buffers, thousands deep, and each deallocation would nest in the one before.
- * Beyond the limit they are put on a list, which the deepest allowed deallocation empties. The
- * list is linked through the field for weak references, which is unused by then. */
+/* Buffers can own buffers, thousands deep, and their deallocations would nest. Beyond the limit
+ * they are put on a list, which the deepest allowed deallocation empties. The list is linked
+ * through the field for weak references, which is then unused. */
 enum { MAX_NESTED_DEALLOCS = 32 };
 static _Thread_local struct {
     int depth;
@@ -316,8 +316,8 @@ close_foreign(mm_buffer *b, PyObject *stream)
     return rc;
 }
 
-/* Closes in one atomic step, because another thread may make a memoryview. Waits for no call:
- * calls enter the guard of the memory, not that of the view. */
+/* Closes in one atomic step, because another thread may make a memoryview. Waits for no call: calls
+ * enter the guard of the memory, not the view's. */
 static int
 close_view(mm_buffer *b)
 {

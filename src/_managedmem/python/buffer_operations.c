@@ -275,8 +275,8 @@ follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_str
 }
 
 /* Copies, and waits if one side is system memory, which may be freed once the call returns. So does
- * the memory of an array of numpy(copy=True): another copy may use it then. A default stream is
- * that of the device that owns the buffer, else the other side. */
+ * the memory of an array of numpy(copy=True): another copy may use it then. A default stream
+ * belongs to the device that owns the buffer, else the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream handle,
              mm_status *st)

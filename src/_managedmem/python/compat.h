@@ -84,8 +84,8 @@ mm_xdecref(PyObject *op)
     PyEval_RestoreThread(_save); \
     }
 
-/* Between these, no other thread reads or writes the object's fields. A GIL is enough for that, as
- * long as no Python code runs in between. */
+/* Between these, no other thread reads or writes the object's fields. The GIL suffices, as long as
+ * no Python code runs in between. */
 #ifdef Py_GIL_DISABLED
 #define MM_LOCK(op) Py_BEGIN_CRITICAL_SECTION(op)
 #define MM_UNLOCK() Py_END_CRITICAL_SECTION()

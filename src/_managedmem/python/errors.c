@@ -311,8 +311,7 @@ add_double(PyObject *module, const char *full_name, const char *doc, PyObject *f
     return type;
 }
 
-/* Each class is added only if the one before was, because no call may begin with an exception
- * set. */
+/* The first failure ends the additions, because no call may begin with an exception set. */
 
 static int
 add_doubles(PyObject *module, mm_state *state)

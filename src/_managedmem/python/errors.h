@@ -34,7 +34,7 @@ mm_raise_failure(mm_state *state, int rc, const mm_status *st)
  * driver is usable. */
 mm_driver *mm_open_now(mm_state *state);
 
-/* The same, without a call if the driver is open. */
+/* mm_open_now, without a call if the driver is open. */
 static inline mm_driver *
 mm_open(mm_state *state)
 {

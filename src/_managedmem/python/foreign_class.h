@@ -29,7 +29,7 @@ bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
  * with one. *out is NULL unless the result is 1. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
 
-/* The name of a foreign object in messages: that of its type, such as "numpy.ndarray". */
+/* The type name of a foreign object for messages, such as "numpy.ndarray". */
 PyObject *mm_type_text(PyObject *value);
 
 /* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait

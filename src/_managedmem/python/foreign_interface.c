@@ -86,7 +86,7 @@ refuse_interface(const interface *shown, PyObject *error, const char *begin, con
 }
 
 /* Reads the stream of the producer. The protocol forbids 0, which could be either default stream;
- * producers write it all the same, and it does not matter to work that follows no stream. */
+ * some producers write it anyway, and it does not matter to work that follows no stream. */
 static int
 read_producer(const interface *shown, mm_foreign *out)
 {

@@ -18,7 +18,7 @@ is_refusal(void)
            && !PyErr_ExceptionMatches(PyExc_RecursionError);
 }
 
-/* Clears the exception of an object that refuses to show its memory. False for one that must
+/* Clears the exception of an object that refuses to show its memory. False for exceptions that must
  * propagate, such as MemoryError or KeyboardInterrupt. */
 static bool
 clear_refusal(void)
@@ -124,7 +124,7 @@ ask_tensor(PyObject *value, const char *method)
     return rc;
 }
 
-/* Only for those who copy the contents. */
+/* Only for callers that copy the contents. */
 static int
 read_laziness(PyObject *value, mm_foreign *out)
 {
@@ -347,7 +347,7 @@ static const kind_of_object kinds[] = {
     {{.package = NULL}, NULL},
 };
 
-/* Those that show memory of the host. */
+/* Kinds that show memory of the host. */
 static const kind_of_object host_kinds[] = {
     {{.package = NULL}, read_exported},
     {{.package = NULL}, mm_read_host_interface},
@@ -355,7 +355,7 @@ static const kind_of_object host_kinds[] = {
     {{.package = NULL}, NULL},
 };
 
-/* Those that show without a call if the memory is read-only. */
+/* Kinds that show without a call whether the memory is read-only. */
 static const kind_of_object owner_kinds[] = {
     {{.package = NULL}, read_exported},
     {{.package = NULL}, mm_read_cuda_interface},

@@ -4,11 +4,11 @@
 
 #include "foreign_layout.h"
 
-/* Reads an object by the first protocol that does not refuse; TypeError for one that shows no
- * memory. `ordered` if the work on the memory must follow that of its producer. */
+/* Reads an object by the first protocol that does not refuse; TypeError for an object that shows no
+ * memory. `ordered` if the work on the memory must follow its producer's. */
 int mm_read_foreign(mm_state *state, PyObject *value, bool ordered, mm_foreign *out);
 
-/* Reads an object as one that a range was wrapped from: by a protocol of the host, then by its
+/* Reads the owner of a wrapped range: by a protocol of the host, then by its
  * __cuda_array_interface__, unless it is a torch tensor. 1 if it was read; 0 if it shows nothing or
  * refuses now, -1 with an exception. */
 int mm_read_owner(mm_state *state, PyObject *value, mm_foreign *out);

@@ -155,7 +155,7 @@ add_ranges(mm_frames *frames, const mm_targets *t, mm_part_access access, PyObje
             || (number = PyLong_FromUnsignedLong(part)) == NULL
             || PyList_Append(numbers, number) < 0) {
             Py_XDECREF(number);
-            return -1; /* the caller removes those that were added */
+            return -1; /* the caller removes the added parts */
         }
         Py_DECREF(number);
     }
@@ -233,8 +233,8 @@ frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     return kept;
 }
 
-/* The number of a part, or of a use if `frame` is given: that of the part, and in the upper half that
- * of its frame in a graph. */
+/* Reads the number of a part; if `frame` is given, of a use, whose upper half is the number of the
+ * part's frame in a graph. */
 static int
 read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *frame)
 {
@@ -259,8 +259,8 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *frame)
     return 0;
 }
 
-/* Numbers of a list or tuple, for the caller to give to PyMem_Free; NULL with an exception. Those of
- * uses if `in_graphs` is given, which is then a part of the result. */
+/* The part numbers of a list or tuple, or use numbers if `in_graphs`, a part of the result, is
+ * given. The caller gives the result to PyMem_Free; NULL with an exception. */
 static uint32_t *
 read_part_numbers(PyObject *op, PyObject *value, uint32_t **in_graphs, Py_ssize_t *count)
 {

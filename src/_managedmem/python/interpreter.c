@@ -157,8 +157,8 @@ release_attached(PyThreadState *state, PyObject *object, bool is_new)
     }
 }
 
-/* A thread that has a thread state in this interpreter attaches with that one. With a second
- * one, code that takes the GIL through PyGILState would wait for its own thread. */
+/* A thread attaches with its thread state in this interpreter, if it has one. With a second thread
+ * state, code that takes the GIL through PyGILState would wait for its own thread. */
 void
 mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object)
 {

@@ -47,8 +47,8 @@ warn_of_leak(mm_state *state, const mm_leak *leak)
     Py_XDECREF(text);
 }
 
-/* The state of the module, looked up because a deallocation may come after the module was cleared;
- * NULL then. *module is a reference to keep while the state is used. */
+/* Looks up the state of the module; NULL if the module was cleared before a deallocation. *module
+ * is a reference to keep while the state is used. */
 static mm_state *
 find_state(PyObject **module)
 {

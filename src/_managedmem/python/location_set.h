@@ -16,8 +16,8 @@ typedef struct {
     /* Queries the driver for the members. */
     int (*read)(PyObject *owner, mm_location_set *set);
 
-    /* The members before a change that removes some. Where they cannot be queried, those to be
-     * removed, so that the change advises all that it names. NULL if they always can. */
+    /* The members before a change that removes some. If they cannot be queried, the members to
+     * remove, so that the change advises all that it names. NULL if they always can. */
     int (*read_before)(PyObject *owner, mm_location_set removed, mm_location_set *set);
 
     /* Changes one set to another, which must differ; all or nothing. */
@@ -31,7 +31,7 @@ typedef struct {
      * that stands for none. */
     int (*read_location)(mm_state *state, PyObject *value, CUmemLocation *location);
 
-    /* Reads the member that a value stands for; 0 for one that is left out. TypeError or
+    /* Reads the member that a value stands for; 0 if the member is left out. TypeError or
      * ValueError for a value that cannot be a member. Unless strict, the value is only found or
      * removed and need not be checked fully. */
     int (*read_member)(mm_state *state, PyObject *owner, PyObject *value, bool strict,
@@ -43,7 +43,7 @@ typedef struct {
 int mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner,
                         PyObject *values, bool strict, mm_location_set *set);
 
-/* The same for members of accessed_by. */
+/* mm_set_read_members for accessed_by. */
 int mm_read_members(mm_state *state, PyObject *values, bool strict, mm_location_set *set);
 
 /* ValueError for a NUMA host, which cannot be a member of accessed_by. */

@@ -1,6 +1,5 @@
 /* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by:
- * each read is one query of the driver, each change gives one advice for every member that
- * differs. */
+ * each read is one query of the driver, each change advises once for every member that differs. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"
@@ -68,7 +67,7 @@ change_entered(mm_driver *cu, mm_range range, const void *arguments, mm_status *
     return mm_range_change_accessed_by(cu, range, sets->from, sets->to, st);
 }
 
-/* Gives one advice for each member in which the sets differ. */
+/* Advises once for each member in which the sets differ. */
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {
@@ -86,7 +85,7 @@ unset_member(mm_driver *cu, mm_range range, const void *arguments, mm_status *st
     return mm_range_switch_accessed_by(cu, range, *member, false, st);
 }
 
-/* If the driver refuses this one advice, nothing has to be restored. */
+/* If the driver refuses this single call, nothing has to be restored. */
 static int
 remove_partial_accessed_by(PyObject *owner, mm_location_set member)
 {
@@ -165,11 +164,11 @@ PyDoc_STRVAR(
     "\n"
     "The value of buf.accessed_by. It has every method of set and is a collections.abc.MutableSet; its\n"
     "members are Devices and Host(). Nothing is stored: each read queries the driver. A change reads all\n"
-    "its arguments, queries once, and gives one advice for each member that differs. After adding\n"
-    "members it queries once more, and repeats the advice until they read back. If the driver fails in\n"
-    "the middle, the change is undone. Operators return plain sets. Iteration is over a snapshot: devices\n"
-    "ascending, then Host(). A location that only a part of the pages has is not a member, but discard()\n"
-    "removes it from all of them.\n"
+    "its arguments, queries once, and advises once for each member that differs. After adding\n"
+    "members it queries once more, and repeats the advice until they read back. If the driver\n"
+    "fails in the middle, the change is undone. Operators return plain sets. Iteration is over a\n"
+    "snapshot: devices ascending, then Host(). A location that only a part of the pages has is\n"
+    "not a member, but discard() removes it from all of them.\n"
     "\n"
     "Devices and hosts of other libraries stand for Devices and Host(), to every method and operator.\n"
     "Methods that add raise TypeError for objects that are not locations and ValueError for NUMA hosts;\n"

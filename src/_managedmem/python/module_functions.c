@@ -159,7 +159,7 @@ read_advice(mm_state *state, PyObject *value, CUmem_advise *out)
     return 0;
 }
 
-/* Reads the locations that an advice needs, and checks that it allows them. */
+/* Reads the locations that the advice needs, and checks that it allows them. */
 static int
 read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
 {
@@ -199,7 +199,7 @@ PyDoc_STRVAR(
     "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
     "    \"unset_\".\n"
     "location : Device or Host, or an iterable with one for each target\n"
-    "    Required for set_preferred_location and both accessed_by advices; accessed_by takes no NUMA\n"
+    "    Required for set_preferred_location and accessed_by advice; accessed_by takes no NUMA\n"
     "    host.\n"
     "unsupported : \"raise\" or \"skip\"\n"
     "    \"skip\" passes over the targets that cannot take the advice here: memory that is not managed,\n"

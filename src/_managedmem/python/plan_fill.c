@@ -369,8 +369,8 @@ extend_by_method(PyObject *list, PyObject *module, const char *name)
     return rc;
 }
 
-/* Replaces the ValueError about a tensor of a torch module by one that names the parameter. If that
- * fails, the error is unchanged. */
+/* Adds the name of the parameter to the ValueError about a tensor of a torch module. If that fails,
+ * the error is unchanged. */
 static void
 name_parameter(mm_state *state, PyObject *module)
 {

@@ -311,7 +311,7 @@ PyDoc_STRVAR(
     "advice($self, /)\n--\n\n"
     "The policy as a list of (advice, location) for managedmem.advise().\n"
     "\n"
-    "location is None for an advice that takes none. The list of the default policy is empty.");
+    "location is None for advice that takes none. The list of the default policy is empty.");
 
 static PyObject *
 policy_advice(PyObject *op, PyObject *Py_UNUSED(none))
@@ -363,7 +363,7 @@ PyDoc_STRVAR(
     "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
     "at once, not in stream order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
     "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
-    "two threads that advise the same pages, the last one wins for each advice.\n"
+    "two threads that advise the same pages, the last one wins, advice by advice.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyObject *

@@ -12,7 +12,7 @@ typedef struct {
     mm_policy policy;
 } mm_policy_object;
 
-/* Reads the policy= of a function: *policy is that of a MigrationPolicy, which keeps it; NULL for
+/* Reads the policy= of a function: *policy belongs to a MigrationPolicy, which keeps it; NULL for
  * None and a missing argument. -1 with TypeError. */
 int mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy);
 

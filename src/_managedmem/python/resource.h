@@ -33,7 +33,7 @@ mm_is_resource(const mm_state *state, PyObject *op)
 
 /* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
  * NULL; the memory of a pool is allocated in its order. `policy` is the advice of the new memory;
- * NULL for that of the resource. */
+ * NULL for the resource's. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
                       const mm_layout *layout, const mm_policy *policy);
 

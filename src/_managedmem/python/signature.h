@@ -19,8 +19,8 @@ enum { MM_MOST_PARAMETERS = 8 };
  *     static mm_signature signature = {.doc = fill_doc};
  *     PyObject *argv[ARGC];
  *
- * The first call reads the docstring. Threads and interpreters that come together each read it, and
- * store the same words: `counts` last, which says that the others are there. */
+ * The first call reads the docstring. Concurrent threads and interpreters each read it, and store
+ * the same words: `counts` last, which publishes the others. */
 typedef struct {
     const char *doc;
     atomic_uint counts;
@@ -31,7 +31,7 @@ typedef struct {
 int mm_signature_args(mm_signature *s, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                       PyObject **argv);
 
-/* The same for the tuple and dict of a constructor. */
+/* mm_signature_args for the tuple and dict of a constructor. */
 int mm_signature_args_new(mm_signature *s, PyObject *args, PyObject *kwargs, PyObject **argv);
 
 #endif

@@ -135,7 +135,7 @@ mm_set_item(PyObject *tuple, Py_ssize_t i, PyObject *item)
     return item != NULL ? PyTuple_SetItem(tuple, i, item) : -1;
 }
 
-/* The same for the end of a list. */
+/* mm_set_item for the end of a list. */
 static inline int
 mm_append_item(PyObject *list, PyObject *item)
 {

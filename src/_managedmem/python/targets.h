@@ -30,7 +30,8 @@ typedef struct {
  * to release. */
 int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t);
 
-/* The same, but passes over the targets whose memory the operation does not act on, if `skips`. */
+/* mm_targets_read, but passes over the targets whose memory the operation does not act on, if
+ * `skips`. */
 int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
                             mm_targets *t);
 

@@ -172,7 +172,7 @@ locate_event(mm_attribution *a, addition *add, const mm_event *event, uint32_t *
 {
     uint64_t at = event->address, limit = end_of_event(event), end = limit;
     bool ambiguous = false;
-    /* Except one that would go beyond the last address, which is cut. */
+    /* An event that would go beyond the last address is cut. */
     bool is_whole = !mm_event_is_divisible(event) || limit - at == event->amount;
 
     *memory = MM_NO_MEMORY_INDEX;
@@ -422,7 +422,7 @@ map_memories(mm_attribution *a, const mm_attribution *other, const mm_traced_mem
     return 0;
 }
 
-/* The same in a new array; NULL on failure. */
+/* map_memories into a new array; NULL on failure. */
 static uint32_t *
 map_of_memories(mm_attribution *a, const mm_attribution *other, mm_status *st)
 {

@@ -21,8 +21,8 @@ typedef struct {
 mm_attribution *mm_attribution_new(mm_status *st);
 void mm_attribution_free(mm_attribution *a);
 
-/* The memories known so far: those of the last call and more of them, so that all memories keep
- * their indices. Lives may have ended or got other labels since. Copies what it needs.
+/* Sets the memories known so far. They begin with the memories of the last call, so that all keep
+ * their indices; lives may have ended or changed their labels since. The arrays are copied.
  *
  * An event belongs to the named range with its address, the last one given if several have it;
  * else to the life that had it at the start of the event (mm_memory_index_find); else to the
@@ -33,26 +33,25 @@ MM_NODISCARD int mm_attribution_set_memories(mm_attribution *a, const mm_life_re
 
 /* Asks `find` about the addresses of events that no memory has, and adds the allocations as
  * foreign memories. The allocation of a living memory is ignored: its address had another owner at
- * the time of the event. Long ranges are asked at some of their addresses only, and pages without
- * an answer are not asked again. */
+ * the time of the event. Long ranges are sampled, and pages without an answer are not queried
+ * again. */
 MM_NODISCARD int mm_attribution_find_foreign(mm_attribution *a, const mm_event *events,
                                              size_t count, mm_find_allocation *find, void *context,
                                              mm_status *st);
 
 /* Adds the events of a part to the sums. If `pieces` is not NULL, appends them to it in the order
  * of their starts, divided at the borders of memories, each with its memory: MM_NO_MEMORY_INDEX if
- * it is empty. To add the pieces in place of the events gives the same sums. Events need not be
- * sorted, but the calls for a part are to follow each other and the time: pages turn back and
- * times are united in the order of the calls, and in a call in that of the starts. Pages turn back
- * across parts in the order of the calls too.
+ * it is empty. Adding the pieces in place of the events gives the same sums. Events of one call
+ * need not be sorted, but calls for a part must be consecutive and in time order, because their
+ * order decides which pages turn back and which times are united. Pages turn back across parts too.
  *
- * In each part the sums of all memories are those of the total, except move_time: moves of
- * several memories share their time. */
+ * In each part the sums of all memories add up to the total, except move_time: moves of several
+ * memories share their time. */
 MM_NODISCARD int mm_attribution_add(mm_attribution *a, uint32_t part, const mm_event *events,
                                     size_t count, mm_event_list *pieces, mm_status *st);
 
 /* Adds the sums of another attribution, and the memories that `a` lacks. In a part that both have,
- * pages do not turn back from the moves of one to those of the other. */
+ * no page turns back between moves of the two. */
 MM_NODISCARD int mm_attribution_merge(mm_attribution *a, const mm_attribution *other,
                                       mm_status *st);
 

@@ -55,7 +55,7 @@ insert_positions(const mm_event *events, uint32_t *positions, size_t count)
     return steps > 0;
 }
 
-/* Sorts positions, with room for as many at `other`. */
+/* Sorts positions, with equal room at `other`. */
 static void
 sort_positions(const mm_event *events, uint32_t *positions, size_t count, uint32_t *other)
 {

@@ -7,7 +7,7 @@
 
 #include <stddef.h>
 
-/* Positions of events in the order of their starts; those of one time keep their order. */
+/* Positions of events sorted by their starts, stably. */
 typedef struct {
     uint32_t *positions; /* NULL: the events are in order */
 } mm_event_order;

@@ -42,8 +42,8 @@ note_asked(const mm_foreign_search *search, uint64_t address, mm_status *st)
     return 0;
 }
 
-/* Asks about one address. Refuses the allocation of a life that has not ended, and one that
- * contradicts an earlier answer. */
+/* Queries one address. Refuses an allocation whose life has not ended, or that contradicts an
+ * earlier answer. */
 static bool
 find_new_allocation(const mm_foreign_search *search, uint64_t address, CUdeviceptr *start,
                     size_t *size)
@@ -75,7 +75,7 @@ mm_search_foreign(const mm_foreign_search *search, uint64_t start, uint64_t end,
             steps = 0;
             continue;
         }
-        /* A page can have several allocations, so it is asked more than once in one walk. */
+        /* A page can hold several allocations, so a walk may query it again. */
         if (page == at >> MM_BLOCK_PAGE_BITS || !was_asked(search, at)) {
             page = at >> MM_BLOCK_PAGE_BITS;
             if (find_new_allocation(search, at, &found, &size)) {

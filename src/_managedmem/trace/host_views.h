@@ -5,7 +5,7 @@
 #include "../memory/event.h"
 #include "../memory/range.h"
 
-enum { MM_MOST_HOST_VIEWS = 64 }; /* of threads at a time; those of more are not told apart */
+enum { MM_MOST_HOST_VIEWS = 64 }; /* of threads at a time; more are not told apart */
 
 static inline bool
 mm_is_host_view(const mm_event *event)
@@ -13,7 +13,7 @@ mm_is_host_view(const mm_event *event)
     return event->kind == MM_CALL && event->cause == MM_QUERY;
 }
 
-/* The views that have begun, and may not have ended yet. All zero has none. */
+/* The views that may not have ended yet. All zero is empty. */
 typedef struct {
     mm_event views[MM_MOST_HOST_VIEWS];
     size_t count;

@@ -24,10 +24,10 @@ typedef struct {
 } mm_life_border;
 
 /* The lives in the order of their starts, and a tree over them whose nodes have the highest end
- * of the lives below them that exist at the present time, 0 for none. The time is moved to that
- * of each query, forwards or backwards, which costs O(log n) for each birth and death between
- * two queries; a query costs O(log n) for each life that has the address then. All zero is an
- * empty index. */
+ * of the lives below them that exist at the present time, 0 for none. The index is moved to the
+ * time of each query, forwards or backwards, which costs O(log n) for each birth and death between
+ * two queries; a query costs O(log n) for each life that has the address then. All zero is an empty
+ * index. */
 typedef struct {
     mm_indexed_life *lives;
     uint64_t *starts;

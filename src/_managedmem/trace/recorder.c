@@ -128,8 +128,8 @@ drain_calls(mm_recording *r)
     }
 }
 
-/* A device can be listed later than the recording began. Each index is asked for once: what is
- * unknown then stays rejected, and makes the recording incomplete. */
+/* A device can be listed later than the recording began. Each index is looked up once: an unknown
+ * one stays rejected, and makes the recording incomplete. */
 static mm_record_result
 parse_record(mm_recording *r, const unsigned char *record, mm_event *event)
 {

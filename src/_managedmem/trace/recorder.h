@@ -22,7 +22,7 @@ typedef struct {
     const void *owner; /* for mm_recordings_end */
 } mm_recording_options;
 
-/* One moment on two clocks, in nanoseconds: that of the events, and CLOCK_MONOTONIC. */
+/* One moment on two clocks, in nanoseconds: the clock of the events, and CLOCK_MONOTONIC. */
 typedef struct {
     uint64_t raw, monotonic;
 } mm_clock_pair;

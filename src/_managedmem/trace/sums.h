@@ -48,15 +48,15 @@ typedef struct {
 
 void mm_sums_table_free(mm_sums_table *table);
 
-/* Makes room for so many rows more and for memories with lower indices than this. */
+/* Makes room for `rows` more rows, and for memories with indices below `memories`. */
 MM_NODISCARD int mm_sums_table_reserve(mm_sums_table *table, size_t rows, size_t memories,
                                        mm_status *st);
 
-/* The rows of this part are asked for next. */
+/* Begins a part: mm_sums_table_row returns its rows. */
 void mm_sums_table_set_part(mm_sums_table *table, uint32_t part);
 
-/* The number of the memory's row in the present part; MM_NO_MEMORY_INDEX for that of the total.
- * It is added if it does not exist: there must be room. */
+/* The number of the memory's row in the present part; MM_NO_MEMORY_INDEX for the total. Adds a
+ * missing row, for which there must be room. */
 size_t mm_sums_table_row(mm_sums_table *table, uint32_t memory);
 
 /* Loads the memory's row ahead of its use, if it is known. */
@@ -90,8 +90,8 @@ mm_event_is_counted(const mm_event *event)
 }
 
 /* Adds an event to its memory and to the total of the present part; there must be room for both
- * rows. Moves are to come in the order of their starts: the time of one that is late is not
- * counted before the end of the last move but one. */
+ * rows. Add moves in the order of their starts: of a late move, the time before the end of the last
+ * move but one does not count. */
 void mm_sums_table_add(mm_sums_table *table, uint32_t memory, const mm_event *event,
                        mm_turned turned);
 

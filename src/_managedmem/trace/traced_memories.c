@@ -440,7 +440,7 @@ index_of_range(const mm_address_range *range)
     return range != NULL ? range->index : MM_NO_MEMORY_INDEX;
 }
 
-/* The memory of one address; *limit is lowered to the next one that may have another. */
+/* The memory of one address; *limit is lowered to the next address that may have another memory. */
 static uint32_t
 find_at(mm_traced_memories *memories, uint64_t address, uint64_t time, uint64_t *limit,
         bool *ambiguous)

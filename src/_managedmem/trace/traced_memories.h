@@ -1,4 +1,4 @@
-/* traced_memories.h: the memories of a trace, and the one that has an address at a time. */
+/* traced_memories.h: the memories of a trace, found by address and time. */
 #ifndef MM_TRACED_MEMORIES_H
 #define MM_TRACED_MEMORIES_H
 
@@ -46,13 +46,14 @@ typedef struct {
 
 void mm_traced_memories_free(mm_traced_memories *memories);
 
-/* The lives and named ranges known so far: those of the last call and more of them. Lives may have
- * ended or got other labels since. A name that is not at its former position is a new memory. */
+/* Sets the lives and named ranges known so far, which begin with those of the last call. Lives may
+ * have ended or changed their labels since. A name that is not at its former position is a new
+ * memory. */
 MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives,
                                         size_t count, const mm_named_range *named,
                                         size_t named_count, mm_status *st);
 
-/* Makes room for so many memories in all: until there are more, they do not move. */
+/* Makes room for `count` memories in all: until there are more, they do not move. */
 MM_NODISCARD int mm_traced_memories_reserve(mm_traced_memories *memories, size_t count,
                                             mm_status *st);
 
@@ -64,7 +65,7 @@ MM_NODISCARD int mm_traced_memories_append(mm_traced_memories *memories,
 MM_NODISCARD int mm_traced_memories_add_foreign(mm_traced_memories *memories, CUdeviceptr start,
                                                 size_t size, mm_status *st);
 
-/* Removes the last memories, so that so many remain; they are foreign. */
+/* Removes the last memories, which are foreign, so that `count` remain. */
 void mm_traced_memories_remove_foreign(mm_traced_memories *memories, size_t count);
 
 /* Notes addresses without a memory. */
@@ -75,7 +76,7 @@ MM_NODISCARD int mm_traced_memories_add_unknown(mm_traced_memories *memories, ui
 MM_NODISCARD int mm_traced_memories_reserve_unknown(mm_traced_memories *memories, size_t *runs,
                                                     mm_status *st);
 
-/* Gives each run of unknown blocks a memory, that of an adjacent run if there is one. Needs the
+/* Gives each run of unknown blocks a memory, shared with an adjacent run if there is one. Needs the
  * room. */
 void mm_traced_memories_settle_unknown(mm_traced_memories *memories);
 

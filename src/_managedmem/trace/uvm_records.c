@@ -109,10 +109,10 @@ parse_host_fault(const unsigned char *record, mm_event *out)
                     && read_access(record, 8, out) && read_time(record, 16, out));
 }
 
-/* The host's times are those of a whole push: the moves of a block begin together, and the module
- * notices their end late, at the next flush at the latest. The device's times of each move are
- * exact, so the event has their length, and their distance from the first move of the push, which
- * it keeps in `extra`. */
+/* The host's times cover a whole push: the moves of a block begin together, and the module notices
+ * their end late, at the next flush at the latest. The device's times of each move are exact, so
+ * they give the event its length, and its distance from the first move of the push, which `extra`
+ * keeps. */
 static void
 refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
@@ -154,7 +154,7 @@ parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
     return event_if(record[1] < MM_MODULE_CAUSES);
 }
 
-/* A fetch ahead of a read has a number of its own, behind that of atomic accesses. */
+/* A prefetching read has a number of its own, after atomic accesses. */
 static mm_record_result
 parse_device_fault(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
@@ -211,7 +211,7 @@ is_same_throttle(const mm_throttle *a, const mm_throttle *b)
     return a->begin != 0 && a->address == b->address && a->processor == b->processor;
 }
 
-/* The place of a throttle or, if it has none, a free one, or that of the oldest. */
+/* The place of a throttle, else a free place, else the place of the oldest throttle. */
 static mm_throttle *
 find_place(mm_uvm_parser *p, const mm_throttle *sought)
 {

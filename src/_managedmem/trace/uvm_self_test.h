@@ -1,5 +1,4 @@
-/* uvm_self_test.h: a test of the module's records: those of a known move must report it
- * exactly. */
+/* uvm_self_test.h: a test of the module's records, which must report a known move exactly. */
 #ifndef MM_UVM_SELF_TEST_H
 #define MM_UVM_SELF_TEST_H
 

@@ -50,8 +50,8 @@ prefetch(mm_frames *f, mm_range range, CUmemLocation location, CUstream stream, 
     return mm_range_issue(f->cu, MM_PREFETCH, range, location, stream, st);
 }
 
-/* Contents that are not needed are discarded, if the driver can do that to whole pages: what a use
- * has left of scratch, and not what was written at home for the next one. */
+/* Discards the contents of scratch after a use, where the driver can discard whole pages; never
+ * contents that were written at home for the next use. */
 static int
 send_away(mm_frames *f, const frame_part *part, mm_range range, mm_status *st)
 {
@@ -240,9 +240,9 @@ mm_frames_forget(mm_frames *f, uint32_t number, mm_status *st)
 
 /* --- what comes next, under the lock -------------------------------------------------------- */
 
-/* The steps reach every part of a loop that goes forward and then back. The order says little of
- * the next use of a part that is used irregularly, except for the parts that may be loaded ahead,
- * which have to stay until then. */
+/* The steps reach every part of a loop that goes forward and then back. For a part that is used
+ * irregularly, the order predicts little, except for parts that may be loaded ahead and must stay
+ * until their use. */
 void
 mm_frames_measure_distances(mm_frames *f)
 {
@@ -293,8 +293,8 @@ mm_frames_note_round_end(mm_frames *f)
     }
 }
 
-/* True if what was passed so far keeps the link busy long enough. What is loaded ahead takes the
- * room of parts that would stay for the next round. */
+/* True if the parts passed so far keep the link busy long enough. Loading more takes the room of
+ * parts that would stay for the next round. */
 static bool
 is_far_ahead(const mm_frames *f, int steps, size_t bytes)
 {

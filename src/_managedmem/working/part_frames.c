@@ -80,8 +80,8 @@ destroy_stream(mm_frames *f, CUstream *stream)
     }
 }
 
-/* Frees the driver's objects. What fails twice stays with the driver. False if it has to be done
- * later: the driver destroys nothing inside of a host function. */
+/* Destroys streams and events; those that fail twice leak. False in a host function, where the
+ * driver destroys nothing: try again later. */
 static bool
 destroy_objects(mm_frames *f)
 {
@@ -190,7 +190,7 @@ make_events(mm_frames *f, frame_part *part, mm_status *st)
     return 0;
 }
 
-/* A number of the order may be that of a removed part. */
+/* The order may have the number of a removed part. */
 static int
 reserve_part(mm_frames *f, mm_status *st)
 {

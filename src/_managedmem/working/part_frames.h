@@ -18,19 +18,18 @@
 
 typedef struct mm_frames mm_frames;
 
-/* What the uses of a part do. */
+/* The access of the uses of a part. */
 typedef enum {
     MM_PART_READ,
     MM_PART_WRITE, /* some of them write it */
     MM_PART_SCRATCH /* its contents are not needed after a use */
 } mm_part_access;
 
-/* What a set holds, and what it did so far. Work counts once it is queued; copies by graphs do
- * not count. */
+/* The contents and counters of a set. Work counts once it is queued; copies by graphs never. */
 typedef struct {
     size_t room; /* the bytes that the frames take, or that managed parts may take at once */
-    size_t kept; /* the same; or those of all managed parts that were on the device */
-    size_t present; /* those of parts that are there, or on their way */
+    size_t kept; /* the same; or the bytes of all managed parts that were on the device */
+    size_t present; /* the bytes of parts that are there, or on their way */
     uint32_t parts;
     uint64_t acquired;
     uint64_t hits; /* of these, parts that were there or on their way */
@@ -48,10 +47,9 @@ typedef struct {
 mm_frames *mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
                          mm_status *st);
 
-/* Outside of rounds, code of the caller may write the parts at home, which is not seen: parts are
- * loaded ahead inside of a round only. A round begins with what is at home by the work that is
- * queued on the stream. Rounds of several threads overlap. A use outside of rounds has a copy of
- * its own, which follows the work on its stream. */
+/* Parts are loaded ahead only in rounds, because outside of them the caller may write parts at home
+ * unnoticed. A round begins after the work that is queued on the stream. Rounds of several threads
+ * overlap. A use outside of rounds has a copy of its own, which follows the work on its stream. */
 MM_NODISCARD int mm_frames_begin_round(mm_frames *f, CUstream stream, mm_status *st);
 void mm_frames_end_round(mm_frames *f);
 
@@ -109,7 +107,7 @@ MM_NODISCARD int mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream,
 /* Lets later work on the stream follow all copies home so far. */
 MM_NODISCARD int mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st);
 
-/* Waits for all copies home so far, those of graphs too unless a stream captures. */
+/* Waits for all copies home so far; for copies of graphs only if no stream captures. */
 MM_NODISCARD int mm_frames_wait(mm_frames *f, mm_status *st);
 
 /* Waits for the device; MM_REFUSED if a stream captures a graph, which that would destroy. */
@@ -123,7 +121,7 @@ void mm_frames_read_report(mm_frames *f, mm_frames_report *report);
 /* Closes the set, and frees the frames after a wait for the device. Later acquisitions give 0. */
 void mm_frames_close(mm_frames *f);
 
-/* The same, and frees the set; NULL is allowed. */
+/* mm_frames_close, and frees the set; NULL is allowed. */
 void mm_frames_free(mm_frames *f);
 
 #endif

@@ -1,4 +1,4 @@
-/* part_frames_state.h: the inside of a set of frames, for the files part_*.c, which make it up. */
+/* part_frames_state.h: the internals of a set of frames, for the files part_*.c. */
 #ifndef MM_PART_FRAMES_STATE_H
 #define MM_PART_FRAMES_STATE_H
 
@@ -12,7 +12,7 @@
 #include "use_order.h"
 #include "use_rates.h"
 
-/* A part besides its place. */
+/* A part, without its place. */
 typedef struct {
     CUdeviceptr home;
     mm_guard *memory; /* of managed memory that may be closed before the part leaves; or NULL */
@@ -29,17 +29,17 @@ typedef struct {
     unsigned writers; /* of these, uses that write the frame, until they have sent it home */
     mm_use_rate rate;
     mm_release_list *releases; /* since it was loaded */
-    size_t most_ends; /* so many of them are looked through */
+    size_t most_ends; /* the number of releases to look through */
 } frame_part;
 
-/* The last uses of a round. What follows them belongs to the next one. */
+/* The last uses of a round, before the uses of the next. */
 typedef struct {
     uint32_t first, second, times; /* as in mm_order_walk */
 } round_end;
 
 enum { ROUND_ENDS = 8 };
 
-/* What is known of a graph that uses of parts were captured into. */
+/* A graph into which uses of parts were captured. */
 typedef struct frame_capture frame_capture;
 
 struct mm_frames {
@@ -69,7 +69,7 @@ struct mm_frames {
     unsigned rounds; /* under way */
     round_end ends[ROUND_ENDS]; /* the latest ones */
     unsigned end_count;
-    bool missed; /* writes at home that could not be followed: what is in frames may be old */
+    bool missed; /* writes at home that could not be followed: frames may be stale */
     /* Failures after which the device has to be waited for before a frame is used again, and those
      * that were followed by a wait. */
     uint64_t troubles, waited;
@@ -89,7 +89,7 @@ mm_frames_unlock(mm_frames *f)
     (void)pthread_mutex_unlock(&f->lock);
 }
 
-/* Where work finds a part that is there. */
+/* The address of a part that is there, for work. */
 static inline CUdeviceptr
 mm_frames_address(const mm_frames *f, uint32_t number)
 {
@@ -114,7 +114,7 @@ MM_NODISCARD int mm_frames_clear(mm_frames *f, size_t offset, size_t bytes, mm_s
 /* Takes a part out that is not in use; its frame still follows its uses. In a scope. */
 MM_NODISCARD int mm_frames_drop(mm_frames *f, uint32_t number, mm_status *st);
 
-/* The same for a part that leaves the set: managed memory stays where it is. In a scope. */
+/* mm_frames_drop for a part that leaves the set: managed memory stays where it is. In a scope. */
 MM_NODISCARD int mm_frames_forget(mm_frames *f, uint32_t number, mm_status *st);
 
 /* Loads a part, for which only parts with a distance of at least `least` go. False if that leaves
@@ -138,7 +138,7 @@ void mm_frames_look_ahead(mm_frames *f);
 /* Uses a part in a frame in work that a stream captures, or at home. */
 mm_part_use mm_frames_capture(mm_frames *f, uint32_t number, mm_device_stream stream);
 
-/* Ends such a use, or lets it go on. */
+/* Ends a captured use, or lets it go on. */
 void mm_frames_end_captured(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                             mm_device_stream stream);
 
@@ -157,7 +157,7 @@ void mm_frames_prune_captures(mm_frames *f);
 /* True if a use of the part was captured and has not ended. */
 bool mm_frames_is_captured(const mm_frames *f, uint32_t number);
 
-/* The number may be that of another part from now on. */
+/* The number may go to another part from now on. */
 void mm_frames_forget_captured(mm_frames *f, uint32_t number);
 
 /* Forgets all graphs; what they use lives on. */

@@ -122,7 +122,7 @@ follow_nodes(mm_frames *f, const capture_view *v, node_list *nodes, mm_status *s
 /* --- memory that a graph names --------------------------------------------------------------- */
 
 /* Destroys an object once the graph is gone; on failure at once. A second reference of the graph
- * does no harm, but giving up one twice would: what the driver refuses to give up, it keeps. */
+ * does no harm, but releasing one twice would: after a refusal the driver keeps it. */
 static int
 give_to_graph(mm_driver *cu, CUgraph graph, void *given, CUhostFn destroy, mm_status *st)
 {
@@ -405,8 +405,8 @@ remove_frames(frame_capture *c, size_t offset, size_t bytes)
     c->count = kept;
 }
 
-/* Without a copy that is behind these nodes, the next copy has to be: a frame that went may have had
- * more bytes than the one in its place. */
+/* If no copy depends on these nodes, the next copy must: an evicted frame may have had more bytes
+ * than the new frame in its place. */
 static void
 keep_behind(frame_capture *c, node_list *behind)
 {
@@ -416,8 +416,8 @@ keep_behind(frame_capture *c, node_list *behind)
     *behind = before;
 }
 
-/* Fills a frame, and lets the stream follow that. After a call that failed, there may be a node that
- * writes there at any time, and no more copies are captured. */
+/* Fills a frame, and lets the stream follow the copy. A failed call may have left a node that
+ * writes the frame at any time, so no more copies are captured. */
 static int
 fill_frame(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame, mm_status *st)
 {
@@ -485,8 +485,8 @@ read_capture(mm_frames *f, CUstream stream, capture_view *v, mm_status *st)
         return mm_fail(st, MM_REFUSED, "the driver shows no graph under capture");
     }
     MM_TRY(f->cu, CtxGetCurrent, st, &v->context);
-    /* The data of edges are read because the call fails without them if a kernel launches ahead of
-     * the one before it. An edge to a copy has none. */
+    /* The call needs edge data if a kernel launches before the previous kernel ends (programmatic
+     * dependent launch). An edge to a copy has none. */
     MM_TRY(f->cu, StreamGetCaptureInfo, st, stream, &status, &v->id, &v->graph, &v->front, &edges,
            &v->count);
     return status == CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -523,7 +523,7 @@ can_copy(const mm_frames *f)
            && cu->GraphRetainUserObject != NULL;
 }
 
-/* What is known of a capture that begins here. NULL on failure. */
+/* The record of a capture that begins here. NULL on failure. */
 static frame_capture *
 new_capture(mm_frames *f, const capture_view *v, mm_status *st)
 {

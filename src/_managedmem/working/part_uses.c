@@ -38,7 +38,7 @@ hold(mm_frames *f, uint32_t number, bool writes)
     bool present = f->places[number].present;
 
     if (part->held == 0) {
-        /* Uses inside of another one tell nothing of the order. */
+        /* Nested uses tell nothing of the order. */
         mm_use_order_note(&f->order, number, part->access == MM_PART_WRITE && !writes);
     }
     note_rate(f, number);
@@ -105,7 +105,7 @@ wait_for_device(mm_frames *f, mm_status *st)
     return synchronize(f, st);
 }
 
-/* Waits for the device if a failure needs that. */
+/* Waits for the device after a failure that needs it. */
 static void
 settle_troubles(mm_frames *f)
 {
@@ -123,7 +123,7 @@ settle_troubles(mm_frames *f)
     }
 }
 
-/* Where the stream cannot follow the copy, the host waits for it. */
+/* If the stream cannot follow the copy, the host waits for it. */
 static int
 follow_filled(mm_frames *f, CUevent filled, mm_device_stream stream)
 {
@@ -214,7 +214,7 @@ forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list 
     return rc;
 }
 
-/* Forgets copies of what the work on the stream may have written at home, at once or later; those
+/* Forgets copies of parts that the work on the stream may have written at home, at once or later;
  * of all parts up to ALL_PARTS. */
 static int
 follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream stream, mm_status *st)
@@ -237,8 +237,8 @@ follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream strea
     return rc;
 }
 
-/* True if no frame has what was at home before a write. Outside of rounds, code of the caller may
- * have written the part since its last use. */
+/* True if no frame has contents from before a write at home. Outside of rounds, code of the caller
+ * may have written the part since its last use. */
 static bool
 have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
 {
@@ -344,8 +344,9 @@ let_go(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_status *st)
     return rc;
 }
 
-/* Forgets the ends that have passed, if a part has many: one that stays would keep one for each stream that
- * ever used it. The part is in use. Not under the lock: a host function may run in the query. */
+/* Forgets the ends that have passed, if a part has many: a part that stays would keep an end for
+ * each stream that ever used it. The part is in use. Not under the lock: a host function may run in
+ * the query. */
 static void
 prune_ends(mm_frames *f, uint32_t number)
 {
@@ -522,7 +523,7 @@ mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st)
     return rc;
 }
 
-/* Launches of graphs are not seen: what they write is at home once the device is idle. */
+/* Launches of graphs are not seen: their writes are at home once the device is idle. */
 static int
 wait_for_graphs(mm_frames *f, mm_status *st)
 {

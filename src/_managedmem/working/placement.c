@@ -27,7 +27,8 @@ end_of(const mm_place *place)
     return mm_place_end(place->offset, place->bytes);
 }
 
-/* What goes for a part: the nearest next use of all that goes, the most heat, and the bytes. */
+/* The cost of making room for a part: of the parts that go, the nearest next use, the most heat,
+ * and the bytes. */
 typedef struct {
     uint32_t distance;
     double heat;
@@ -46,8 +47,8 @@ is_smaller_loss(const loss *a, const loss *b)
     return a->bytes < b->bytes;
 }
 
-/* What goes if a part takes the bytes from `start` on, before which the first `i` parts end. False
- * if something must stay, or the room ends before. */
+/* The cost of placing a part at `start`, before which the first `i` parts end. False if a part
+ * there must stay, or the room is too short. */
 static bool
 measure_loss(const mm_placement *p, const mm_place *places, size_t i, size_t start, size_t bytes,
              uint32_t least, loss *out)

@@ -1,9 +1,9 @@
-/* placement.h: the places of parts in one piece of device memory: which ones are there, and which
- * have to go for another one.
+/* placement.h: the places of parts in one piece of device memory: the parts that are there, and the
+ * parts to evict for a new one.
  *
- * A part takes bytes that lie together. The parts that go for it are neighbours: of all runs of
- * neighbours with enough room, those whose next use is farthest away; and if that is not known,
- * those that are used least. Nothing here calls the driver or locks. */
+ * A part takes bytes that lie together. The evicted parts are neighbours: the run with enough room
+ * whose next use is farthest away or, if unknown, that is used least. Nothing here calls the driver
+ * or locks. */
 #ifndef MM_PLACEMENT_H
 #define MM_PLACEMENT_H
 
@@ -15,7 +15,7 @@
 
 #define MM_UNEXPECTED UINT32_MAX /* the distance of a part whose next use is not foreseen */
 
-/* Starts of parts are multiples of this, as those of torch's own memory are. */
+/* Starts of parts are multiples of this, as in torch's own memory. */
 enum { MM_PART_ALIGNMENT = 512 };
 
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
     bool present;
     bool fixed; /* it must stay where it is */
     uint32_t distance; /* uses expected before its next one */
-    double heat; /* how often it was used of late, to compare parts that are not expected */
+    double heat; /* the recent rate of uses, to compare parts that are not expected */
 } mm_place;
 
 typedef struct {

@@ -134,8 +134,8 @@ mm_slab_on_host(int device, size_t size, mm_status *st)
     return slab;
 }
 
-/* A call that fails may have locked the memory all the same. What stays locked is unlocked when it
- * is freed. */
+/* A failed call may have locked the memory nevertheless. Memory that stays locked is unlocked when
+ * it is freed. */
 static CUresult
 lock_or_undo(mm_driver *cu, mm_slab *slab)
 {
@@ -180,7 +180,7 @@ mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
 /* --- freeing ------------------------------------------------------------------------------ */
 
 /* Unlocks memory of the host behind a wait for kernels that read it over the bus, as
- * cuMemHostUnregister does not wait. What stays locked stays mapped too. In a relaxed scope. */
+ * cuMemHostUnregister does not wait. Memory that stays locked stays mapped. In a relaxed scope. */
 static CUresult
 unlock_memory(mm_driver *cu, mm_slab *slab)
 {
@@ -195,8 +195,8 @@ unlock_memory(mm_driver *cu, mm_slab *slab)
     return code;
 }
 
-/* False if the memory can be freed later: only inside of a host function, because other failures
- * may come after the effect, and somebody else may have the address by then. In a relaxed scope. */
+/* False if the memory can be freed later: only in a host function, because after other failures the
+ * memory may be free, and somebody else may have the address. In a relaxed scope. */
 static bool
 give_up(mm_driver *cu, mm_slab *slab)
 {

@@ -1,6 +1,6 @@
 /* slab.h: one piece of plain memory: frames on a device, or page-locked memory of the host that
- * the device reads and writes where it lies. Neither migrates, so both take what they are asked
- * for and nothing else. */
+ * the device reads and writes where it lies. Neither migrates, so both take exactly the requested
+ * bytes. */
 #ifndef MM_SLAB_H
 #define MM_SLAB_H
 
@@ -40,7 +40,7 @@ mm_slab_add_holder(mm_slab *slab)
  * nothing. */
 void mm_slab_free(mm_slab *slab);
 
-/* The same for a thread of the driver, which must not call it: the memory is freed later. */
+/* mm_slab_free for a thread of the driver, which must not call it: the memory is freed later. */
 void mm_slab_defer_free(mm_slab *slab);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Counts the releases that were added, to tell which ones were recorded one after the other. */
+/* Counts the releases that were added, to tell whether two were recorded one after the other. */
 static atomic_uint_fast64_t release_clock;
 
 /* Takes a release out of the pool whose event is of this context; NULL if there is none. */
@@ -40,7 +40,7 @@ free_ended(mm_driver *cu, mm_release_list **list)
     }
 }
 
-/* Frees what the pool has of contexts that have ended, which no stream takes out of it any more. */
+/* Frees the pool's events of contexts that have ended, which no stream can use any more. */
 static void
 clean_pool(mm_driver *cu, pthread_mutex_t *lock, mm_release_list **pool)
 {

@@ -1,4 +1,4 @@
-/* use_ends.h: the ends of the uses of a part, as events: which ones a drop has to wait for.
+/* use_ends.h: the ends of the uses of a part, as events: a drop waits for them.
  *
  * A pool keeps the events for later uses. Lists and the pool belong to a set; "under the lock"
  * means that the caller holds the lock of that set. */
@@ -25,21 +25,19 @@ struct mm_release_list {
 mm_release_list *mm_release_record(mm_driver *cu, mm_device_stream stream, pthread_mutex_t *lock,
                                    mm_release_list **pool, mm_status *st);
 
-/* Adds a release to a list. It replaces those of the same stream that were added before it began,
- * which go to the pool: of two that threads recorded at once, either may be the later one. Under
- * the lock. */
+/* Adds a release to a list, and moves earlier releases of the same stream to the pool. Both stay if
+ * two threads recorded them at once, because either may be the later one. Under the lock. */
 mm_release_list *mm_release_add(mm_release_list *list, mm_release_list *added,
                                 mm_release_list **pool);
 
 /* The number of releases in a list. */
 size_t mm_releases_count(const mm_release_list *list);
 
-/* Puts one list behind another one. */
+/* Appends a list to another. */
 mm_release_list *mm_releases_join(mm_release_list *list, mm_release_list *behind);
 
-/* Takes those out of *list whose work is known to be done, and returns them for the pool, without
- * those whose context has ended, which it frees. In a
- * scope; the caller does not hold the lock. */
+/* Takes the releases whose work is known to be done out of *list, and returns them for the pool.
+ * Frees releases whose context has ended. In a scope; the caller does not hold the lock. */
 mm_release_list *mm_releases_take_passed(mm_driver *cu, mm_release_list **list);
 
 /* Moves a whole list to the pool. Under the lock. */

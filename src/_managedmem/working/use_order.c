@@ -1,4 +1,4 @@
-/* use_order.c: the next parts of a set of frames: a given round, and what followed what.
+/* use_order.c: the next parts of a set of frames, from a given round or learned followers.
  *
  * The next use is predicted from the last two, which show the direction of a loop that goes
  * forward and then back, or else from the last one. A use that never had a follower is expected to
@@ -101,8 +101,8 @@ hash_pair(uint32_t first, uint32_t second)
     return (uint32_t)(mixed >> 32);
 }
 
-/* The place of a pair, or the one that it would take: that of a forgotten pair, an empty place, or
- * else the first one of its probes, whose pair is then forgotten. */
+/* The place of a pair. A new pair takes the place of a forgotten pair, an empty place, or else its
+ * first probe, whose pair is then forgotten. */
 static mm_followed_pair *
 find_pair(const mm_use_order *o, uint32_t first, uint32_t second)
 {
@@ -354,8 +354,8 @@ join_pairs(mm_use_order *o, uint32_t use)
     }
 }
 
-/* What follows a pair once the use that followed it is gone. If that is the second one of the pair
- * itself, as at the end of a loop that turns, its two uses are in a row then. */
+/* The follower of a pair once its follower `use` is gone. If that is the second use of the pair
+ * itself, as at the end of a loop that turns, two uses of it are then in a row. */
 static mm_followed_pair
 pair_without(const mm_use_order *o, const mm_followed_pair *pair, uint32_t use)
 {
@@ -486,7 +486,7 @@ place_of(const mm_use_order *o, uint32_t part)
     return o->given_count;
 }
 
-/* An expectation with the wrong access counts as right: the part is needed all the same. */
+/* An expectation with the wrong access counts as right: the part is needed. */
 static void
 note_given(mm_use_order *o, uint32_t use)
 {

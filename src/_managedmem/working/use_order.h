@@ -1,11 +1,11 @@
-/* use_order.h: the order in which the parts of a set of frames are used: what comes next, from a
- * given order, from the past, or from the order in which the parts were added.
+/* use_order.h: predicts the next parts of a set of frames, from a given order, from the past, or
+ * from the order in which the parts were added.
  *
- * Parts are numbers from 0 on; that of a removed part is given to a later one once it is vacated.
- * So time and memory depend on the parts that live, or lived at once. The uses of a part have two
- * numbers: 2 * part in general, and 2 * part + 1 for those that only read a part that others
- * write. So a loop that reads all parts and one that writes them have followers of their own.
- * Nothing here locks: the caller admits one thread at a time. */
+ * Parts are numbers from 0 on. A later part reuses the number of a removed part once it is vacated,
+ * so time and memory depend on the parts that live, or lived at once. The uses of a part have two
+ * numbers: 2 * part in general, and 2 * part + 1 for uses that only read a part that others write.
+ * So a loop that reads all parts and a loop that writes them have followers of their own. Nothing
+ * here locks: the caller admits one thread at a time. */
 #ifndef MM_USE_ORDER_H
 #define MM_USE_ORDER_H
 
@@ -16,12 +16,12 @@
 #include "../driver/status.h"
 
 #define MM_NO_PART UINT32_MAX
-#define MM_REMOVED_PART (MM_NO_PART - 1) /* in place of the number of one that was removed */
+#define MM_REMOVED_PART (MM_NO_PART - 1) /* in place of the number of a removed part */
 
 /* The trust in a predictor: the number of next parts that may be loaded ahead, at most this one. */
 enum { MM_MOST_TRUST = 8 };
 
-/* The use that came after one that followed another one. */
+/* Two uses in a row, and the use that came next. */
 typedef struct {
     uint32_t first, second; /* first: MM_NO_PART in an empty place, where a search ends;
                              * MM_REMOVED_PART in a forgotten one, where it goes on */
@@ -31,11 +31,10 @@ typedef struct {
 
 /* The neighbours of a part in the order of adding; or MM_NO_PART. */
 typedef struct {
-    uint32_t next, previous; /* next: of a vacant number, the next vacant one */
+    uint32_t next, previous; /* next: of a vacant number, the next vacant number */
 } mm_added_part;
 
-/* Zeroed memory is not an empty order: mm_use_order_init sets what is MM_NO_PART, and the
- * trusts. */
+/* Zeroed memory is not an empty order: call mm_use_order_init. */
 typedef struct {
     uint32_t count; /* of numbers that were given: the most parts that there were at once */
     uint32_t live; /* parts that were not removed: */
@@ -63,10 +62,10 @@ typedef struct {
 void mm_use_order_init(mm_use_order *o);
 void mm_use_order_free(mm_use_order *o);
 
-/* Adds a part, which is the newest one then; `is_written` if some of its uses may only read it. */
+/* Adds the newest part; `is_written` if some of its uses may only read it. */
 MM_NODISCARD int mm_use_order_add(mm_use_order *o, bool is_written, mm_status *st);
 
-/* Forgets a part: what came before it is followed by what came after it. */
+/* Forgets a part: its predecessor is now followed by its successor. */
 void mm_use_order_remove(mm_use_order *o, uint32_t part);
 
 /* Gives the number of a removed part to a later one. */

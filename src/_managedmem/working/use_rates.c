@@ -16,7 +16,7 @@ is_like(uint64_t gap, uint64_t earlier)
     return difference <= earlier / TOLERANCE;
 }
 
-/* In a loop that goes forward and then back, each distance is like the one before the last. */
+/* In a loop that goes forward and then back, distances repeat with period 2. */
 static void
 note_gap(mm_use_rate *rate, uint64_t gap)
 {

@@ -1,8 +1,7 @@
-/* use_rates.h: how often a part is used, and whether that is regular.
+/* use_rates.h: the rate of uses of a part, and whether uses are regular.
  *
- * A part of a loop comes again after as many uses of others as before, so that its next use is
- * known. The use of an expert is chosen at run time: how often it was used of late says more than
- * when. */
+ * A part of a loop is used at regular distances, so its next use is known. Experts are chosen at
+ * run time: their recent rate predicts more than their last use. */
 #ifndef MM_USE_RATES_H
 #define MM_USE_RATES_H
 
