@@ -30,7 +30,7 @@ Advice = tuple[bool, Device | Host | None, frozenset[Device | Host]]
 
 
 def advice_text(advice: Advice) -> str:
-    """An advice in words."""
+    """A description of advice."""
     read_mostly, preferred, accessed_by = advice
     parts = ["read_mostly"] if read_mostly else []
     if preferred is not None:

@@ -40,8 +40,8 @@ _trace_detail = ""  # the source of events in words, once one was found
 class Capabilities:
     """The answer of capabilities(): an immutable, hashable object.
 
-    An ability is True if all of ``devices`` have it. ``reasons`` has a sentence for each that is
-    False. ``repr`` is a table. Objects with the same values are equal.
+    An ability is True if all of ``devices`` have it. ``reasons`` has a sentence for each ability
+    that is False. ``repr`` is a table. Objects with the same values are equal.
 
     ``advice`` (also advice that names a device), ``prefetch``, ``batch_prefetch``, ``discard``,
     ``traces`` and ``residency`` are operations of this library. ``memory_pools_supported`` is for
@@ -112,18 +112,18 @@ class Capabilities:
 
 
 def capabilities(device: _Device | None = None) -> Capabilities:
-    """The abilities of this system, with a reason for each one that it lacks.
+    """The abilities of this system, with a reason for each missing ability.
 
     Parameters
     ----------
     device : int, or a device of any library, optional
-        The device to ask about; None for all of them. Managed pools, batch prefetches, discards and
-        residency depend on all devices of the system, also if one is given.
+        The device; None for all devices. Managed pools, batch prefetches, discards and residency
+        depend on all devices of the system, even if one is given.
 
     Every call asks the driver and the system. The answer is about the system: an operation with
     unsupported="skip" also passes over memory that it cannot act on. The first call starts a short
-    trace, to learn whether traces work; while another trace() runs, that one shows it. It also lets
-    each device read 64 KiB of the host in place, to learn whether they stay there.
+    trace, to learn whether traces work; a running trace() already shows it. It also lets each
+    device read 64 KiB of the host in place, to learn whether they stay there.
 
     Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
     device that does not exist and for other objects. Safe from every thread. Driver:

@@ -1,4 +1,4 @@
-"""The colours of pictures: those of Okabe and Ito, which colour-blind people can distinguish.
+"""The colours of pictures: the Okabe-Ito palette, which colour-blind people can distinguish.
 
 Blue is the host, orange a device. A move between host and device has the colour of its destination,
 dark if it was requested and light if it came by faults; evictions and the moves of numpy() have

@@ -284,8 +284,8 @@ def full(
     fill_value : bool, int, float or complex, or a scalar of NumPy
         The value of each element.
     dtype : str, NumPy or torch dtype, Python type, optional
-        The element type; None takes that of the value: bool, int64, float64, complex128, or the one
-        of a NumPy scalar.
+        The element type; None takes the value's: bool, int64, float64, complex128, or a NumPy
+        scalar's.
     name : str, optional
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
@@ -294,9 +294,9 @@ def full(
     The value is converted as Python converts it: 1.5 is 1 as an int. The memory is filled where it
     will live, and complete when the call returns, as in zeros().
 
-    Raises TypeError for a value that is not a number, OverflowError for one that the element type
-    does not hold, ValueError for NaN as an int, and as zeros() does. Safe from every thread.
-    Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async, cuMemsetD16Async,
+    Raises TypeError if the value is not a number, OverflowError if the element type does not hold
+    it, ValueError for NaN as an int, and the errors of zeros(). Safe from every thread. Driver:
+    cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async, cuMemsetD16Async,
     cuMemsetD32Async, cuMemcpyAsync, cuStreamSynchronize.
     """
     _check_number(fill_value)
@@ -323,7 +323,7 @@ def asarray(
         host; anything else that numpy.asarray() takes, such as lists, and torch tensors on the CPU
         that do not require grad and are not bfloat16.
     dtype : str, NumPy or torch dtype, Python type, optional
-        The element type. None keeps that of the array that NumPy makes.
+        The element type. None keeps the type that NumPy gives the array.
     copy : bool, optional
         None returns a ManagedBuffer itself, without a copy, if name and policy are None and dtype
         is None or its own. True always copies. False never copies, and raises ValueError where a

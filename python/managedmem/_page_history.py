@@ -50,10 +50,10 @@ DISCARDS = tuple(i for i, name in enumerate(OPERATIONS) if name.startswith("disc
 
 
 class Grid(NamedTuple):
-    """The places of the cells, row by row; what the rows and the columns are.
+    """The places of the cells, row by row, and the meaning of rows and columns.
 
-    ``runs`` are the ranges of addresses, which lie end to end in the rows. ``ordinals`` are those
-    of the places from DEVICE on.
+    ``runs`` are the ranges of addresses, which lie end to end in the rows. ``ordinals`` are the
+    devices of the places from DEVICE on.
     """
 
     cells: Any
@@ -65,8 +65,8 @@ class Grid(NamedTuple):
 class Changes(NamedTuple):
     """Events as arrays: when which bytes, of all runs end to end, get a place.
 
-    ``before`` is the place before the event, UNKNOWN if it does not say that. ``weak`` ones count
-    only where the place was unknown.
+    ``before`` is the place before the event, UNKNOWN if not recorded. ``weak`` events count only
+    where the place was unknown.
     """
 
     time: Any
@@ -124,7 +124,7 @@ class History:
         self.ordinals = [int(n) for n in self.np.unique(numbers) if n >= 0]
 
     def changes(self) -> Changes:
-        """The changes in the order of time."""
+        """The changes in time order."""
         records = self.records()
         self.note_devices(records)
         kind = records["kind"]
@@ -146,7 +146,7 @@ class History:
     def of_kind(
         self, records: Any, time: str, place: str | int, before: str | int, weak: bool = False
     ) -> Changes:
-        """The changes of records of one kind; places are numbers, or names of fields."""
+        """The changes by records of one kind; `place` and `before` are places or field names."""
         count = len(records)
         start = records["address"].astype("i8")
         size = self.np.full(count, mmap.PAGESIZE) if weak else records["amount"].astype("i8")

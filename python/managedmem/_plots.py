@@ -65,7 +65,7 @@ POINTS: dict[int, tuple[str, dict[str, Any]]] = {
 
 
 def axes_for(axes: Any, height: float) -> Any:
-    """The given Axes, or those of a new figure."""
+    """The given Axes, or new ones."""
     if axes is not None:
         if not hasattr(axes, "set_xlim"):
             raise TypeError(f"ax must be one matplotlib Axes, got {type(axes).__name__}")
@@ -424,7 +424,7 @@ def strip(
     text: str,
     axes: Any,
 ) -> Any:
-    """Draw where the memory is, and where what is not on the host was last prefetched to.
+    """Draw where the memory is, and where bytes off the host were last prefetched to.
 
     Hints are offsets and sizes in bytes, by the destination of the prefetch.
     """

@@ -127,7 +127,7 @@ class Residency:
         return asked
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values for JSON; locations as texts such as "Device(0)"."""
+        """The result as plain values for JSON; locations as str such as "Device(0)"."""
         asked = self.last_asked_to.items()
         return {
             "version": 1,

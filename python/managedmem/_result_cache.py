@@ -16,7 +16,7 @@ class ResultCache:
 
     @property
     def max_nbytes(self) -> int:
-        """The limit of page-locked memory in bytes, that of living arrays included.
+        """The limit of page-locked memory in bytes, including living arrays.
 
         256 MiB at first. A result that does not fit has ordinary memory, to which a copy takes
         several times as long; with 0 all results do. A lower limit frees idle memory at once. The

@@ -134,7 +134,7 @@ class TracePart(TraceView):
         replayed from the events: a page without an event is unknown, and so is one before its first
         event, unless that is a move. At most 512 times 512 cells are drawn; one that contains
         several places is mixed. Events beyond the trace's ``limit`` are left out.
-        ``ax`` is that of `plot`. Raises what ``trace[...]`` raises, and ImportError without
+        ``ax`` is as for `plot`. Raises what ``trace[...]`` raises, and ImportError without
         matplotlib.
         """
         from managedmem._plots import pages
@@ -146,7 +146,7 @@ class TracePart(TraceView):
         """Draw the bytes of each memory by their cause, and return the matplotlib Axes.
 
         Bars to the right are moves to devices, also between them; bars to the left moves to the
-        host. The 12 memories that moved most have bars, the others share one. ``ax`` is that of
+        host. The 12 memories that moved most have bars, the others share one. ``ax`` is as for
         `plot`. Raises ImportError without matplotlib.
         """
         from managedmem._plots import causes
@@ -159,7 +159,7 @@ class TracePart(TraceView):
 
         The file is JSON in the Trace Event Format. A row for each memory has its moves; counters
         have its faults by ms. Calls of this library have a row of their own, with arrows to the
-        first move that each one caused. Times are those of ``time.perf_counter()`` in us;
+        first move that each one caused. Times are on the clock of ``time.perf_counter()``, in us;
         ``baseTimeNanoseconds`` is the time since 1970 at its zero. Events beyond the trace's
         ``limit`` are left out.
         """
@@ -170,7 +170,7 @@ class TracePart(TraceView):
             write_chrome(self, file)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The events as a pandas.DataFrame: those of `events`, with the fields of `TraceEvent`.
+        """`events` as a pandas.DataFrame, with the fields of `TraceEvent` as columns.
 
         ``time`` and ``duration`` are float64 in seconds, ``offset`` and ``nbytes`` int64 in bytes,
         ``thread`` is Int64. The other columns are categories of texts, such as "Device(0)", and
@@ -186,8 +186,8 @@ class TracePart(TraceView):
 class TraceSlice(TracePart):
     """A part of a trace that ends at a mark, with the same results as the trace.
 
-    ``label`` is that of the mark. The part behind the last mark has the label "end". Made by
-    `Trace.mark` and `Trace.slices`. Safe from every thread.
+    ``label`` is the mark's. The part behind the last mark has the label "end". Made by `Trace.mark`
+    and `Trace.slices`. Safe from every thread.
     """
 
     def __init__(self, trace: Trace, label: str, index: int) -> None:
@@ -311,7 +311,7 @@ class Trace(TracePart):
             return TraceSlice(self, label, len(self._labels) - 1)
 
     def stop(self) -> None:
-        """End the recording; a second call does nothing, and neither does one in a forked child.
+        """End the recording; a second call, or a call in a forked child, does nothing.
 
         Waits for queued work if ``sync``, and for the events of finished work. Raises RuntimeError
         before the start, CUDAError if the wait fails; the trace has ended then too, and
@@ -512,7 +512,7 @@ class Trace(TracePart):
         return tuple(problems)
 
     def to_dict(self) -> dict[str, Any]:
-        """The results as dicts, lists, numbers and texts, for JSON; with those of the slices.
+        """The results as dicts, lists, numbers and strings, for JSON; includes the slices.
 
         A slice has only the memories with events in it.
         """
@@ -556,8 +556,8 @@ def trace(
     Parameters
     ----------
     source : {"auto", "kernel", "emulator"}
-        "kernel" is the event queue of the nvidia-uvm module, "emulator" that of the emulated
-        driver. "auto" is the one that belongs to the driver in use.
+        "kernel" is the event queue of the nvidia-uvm module, "emulator" the emulated driver's.
+        "auto" is the one that belongs to the driver in use.
     faults : bool
         False: page faults of host and devices are not recorded, and their sums are None.
     limit : int

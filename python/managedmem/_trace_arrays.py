@@ -32,11 +32,11 @@ FIELDS = (
     ("extra", "<u4"),
 )
 MARK = len(KINDS)
-"""The number of marks, behind those of the recorder."""
+"""The kind of marks, after the recorder's kinds."""
 
 
 def records_of(results: Results, parts: Sequence[int]) -> Any:
-    """The records of consecutive parts in the order of time, as a structured array."""
+    """The records of consecutive parts in time order, as a structured array."""
     np = need("numpy", "this function")
     layout = np.dtype(list(FIELDS))
     assert layout.itemsize == RECORD.size
@@ -85,7 +85,7 @@ class Table:
         self.slices = self.np.concatenate([self.np.array(self.marks, "i8"), self._slices()])[order]
 
     def _slices(self) -> Any:
-        """The part of each record, in the order of time."""
+        """The part of each record, in time order."""
         counts = [self.results.parts[p][2] for p in self.parts]
         parts = self.np.repeat(self.np.array(self.parts, "i8"), counts)
         unsorted = self.np.frombuffer(self.results._span(self.parts), list(FIELDS))["start"]

@@ -158,7 +158,7 @@ class Counters:
 
 
 class Writer:
-    """Turns the records of a part into events, in the order of time."""
+    """Turns the records of a part into events, in time order."""
 
     def __init__(self, part: TraceView) -> None:
         self.part = part

@@ -1,4 +1,4 @@
-"""Findings of a trace: rules that turn the sums of a memory into a sentence and an advice.
+"""Findings of a trace: rules that turn the sums of a memory into a sentence and a hint.
 
 The costs, which order the findings, are estimates with the rates of one H100. They are not shown.
 """
@@ -323,7 +323,7 @@ def returned(given: Material) -> Costed | None:
 def brought(given: Material) -> Costed | None:
     """Pages went to the host for ``numpy()``, perhaps to be overwritten there.
 
-    Nothing shows what the host does with them. A device that made the contents did it to be read.
+    No event shows their use by the host. A device that made the contents did it to be read.
     """
     memory = given.memory
     moved = viewed(memory)

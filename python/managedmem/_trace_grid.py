@@ -88,7 +88,7 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 
 
 def lanes_of(part: TraceView, most: int = LANES) -> list[Lane]:
-    """The rows of the table of a trace, without that of the total."""
+    """The rows of the table of a trace, without the total."""
     groups = part._groups()
     shown = groups if len(groups) <= most + 1 else groups[:most]
     lanes = []

@@ -203,7 +203,7 @@ class TraceMemory(TraceSums):
         return f"<TraceMemory {self.label!r}, nbytes={self.nbytes}{self._nonzero()}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """The memory as a dict of numbers and texts, for JSON."""
+        """The memory as a dict of numbers and strings, for JSON."""
         return {**super().to_dict(), "devices": [each.device_id for each in self.devices]}
 
 
@@ -242,7 +242,7 @@ class TraceEvent(NamedTuple):
 class Selection(NamedTuple):
     """Memories selected by a key: by index, and the addresses, unless all count.
 
-    ``extent`` is the address and the size of what was selected, where that is one range.
+    ``extent`` is the address and the size of a selection that is one range.
     """
 
     label: str
@@ -254,7 +254,7 @@ class Selection(NamedTuple):
 
 
 class Clock:
-    """Converts the recorder's clock to that of ``time.perf_counter()``, by two readings of both."""
+    """Converts the recorder's clock to ``time.perf_counter()``, by two readings of both."""
 
     def __init__(self, readings: tuple[int, int, int, int]) -> None:
         self.raw, self.monotonic, raw, monotonic = readings
@@ -295,7 +295,7 @@ def target_range(target: Any) -> tuple[int, int]:
 
 
 def read_rows(rows: bytes) -> dict[tuple[int, int], tuple[int, ...]]:
-    """{(part, memory): sums by field} of a recorder's rows, without those of zeros."""
+    """{(part, memory): sums by field} of a recorder's rows that are not all zero."""
     unpacked = ROW.iter_unpack(rows)
     return {(part, memory): tuple(sums) for part, memory, *sums in unpacked if any(sums)}
 
@@ -395,7 +395,7 @@ class Results:
         return tuple(sorted(indices, key=_busiest_first))
 
     def unattributed(self, parts: Sequence[int]) -> TraceMemory:
-        """The sums of the memories that are unknown."""
+        """The sums of unknown memories."""
         unknown = [i for i, memory in enumerate(self.memories) if memory.kind == "unknown"]
         extent = (0, sum(self.memories[i].nbytes for i in unknown))
         values = self.sum_of(parts, unknown)
@@ -501,13 +501,13 @@ class Results:
         return self._made(values, chosen.whole | chosen.cut, chosen.label, chosen.extent)
 
     def groups(self, parts: Sequence[int]) -> list[TraceMemory]:
-        """The memories with events, those of one label as one, most bytes first."""
+        """The memories with events, merged by label, most bytes first."""
         return self._by_label(
             parts, {memory for part, memory in self.rows if part in parts and memory != TOTAL}
         )
 
     def prefetched(self, parts: Sequence[int]) -> list[TraceMemory]:
-        """The memories that calls of this library prefetched, those of one label as one."""
+        """The memories that calls of this library prefetched, merged by label."""
         view = self._span(parts)
         kinds = view[_KIND_OFFSET :: RECORD.size].tobytes()
         found, at = set(), kinds.find(CALL)
@@ -535,7 +535,7 @@ class Results:
         return records
 
     def raw_records(self, parts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The records of consecutive parts in the order of time."""
+        """The records of consecutive parts in time order."""
         view = self._span(parts)
         starts = [start for (start,) in _START.iter_unpack(view)]
         if all(map(operator.le, starts, islice(starts, 1, None))):
@@ -562,7 +562,7 @@ class Results:
     def events(
         self, parts: Sequence[int], kind: str | None, of: Any, marks: Mapping[int, str]
     ) -> Iterator[TraceEvent]:
-        """The events of the parts, and the marks behind them, in the order of time."""
+        """The events of the parts, and the marks behind them, in time order."""
         if kind not in (None, "mark", *KINDS):
             raise ValueError(f"kind must be one of {', '.join((*KINDS, 'mark'))}, got {kind!r}")
         chosen = None if of is None else self.select(of)

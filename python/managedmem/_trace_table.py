@@ -17,7 +17,7 @@ MOST_ROWS = 24
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share in percent, 0 and 100 only where that is exact; - of nothing."""
+    """A share in percent, 0 and 100 only if exact; "-" if `whole` is 0."""
     if whole == 0:
         return "-"
     percent = (200 * part + whole) // (2 * whole)
@@ -113,7 +113,7 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def notes(part: TraceView) -> list[str]:
-    """The paragraphs below the table: what was lost, and the findings."""
+    """The paragraphs below the table: lost events, and findings."""
     notes = [wrapped(f"note: {text}") for text in part.problems]
     for finding in findings_of(part):
         indent = " " * 4

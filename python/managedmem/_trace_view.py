@@ -1,4 +1,4 @@
-"""The facts of a part of a trace: sums, memories, events and what is missing. Draws no picture."""
+"""The facts of a part of a trace: sums, memories, events and gaps. Draws no picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class WholeTrace(Protocol):
-    """What a part needs of its trace."""
+    """The members of its trace that a part needs."""
 
     _recorder: Recorder
     _labels: list[str]
@@ -37,7 +37,7 @@ class WholeTrace(Protocol):
 
 
 class TraceView:
-    """The results of consecutive parts, as those who present them need them."""
+    """The results of consecutive parts, for presentation."""
 
     def _whole(self) -> WholeTrace:
         raise NotImplementedError
@@ -155,7 +155,7 @@ class TraceView:
             raise
 
     def events(self, kind: str | None = None, of: Any = None) -> Iterator[TraceEvent]:
-        """The events in the order of time, as `TraceEvent`.
+        """The events in time order, as `TraceEvent`.
 
         ``kind`` selects one kind, such as "move"; ``of`` takes what ``trace[...]`` takes, and
         leaves out marks. An event over several memories is split at their borders. Events beyond

@@ -1,8 +1,8 @@
 """``managedmem.tune()``: the course of a search from the first run to the result.
 
-The package imports this module at the first use of one of its names. ``_tune_arguments`` checks
-what it is given, ``_tune_rules`` proposes changes, ``_tune_search`` decides about them,
-``_tune_report`` presents the result.
+The package imports this module at the first use of one of its names. ``_tune_arguments`` checks the
+arguments, ``_tune_rules`` proposes changes, ``_tune_search`` decides about them, ``_tune_report``
+presents the result.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _check_captures_by_mark(probe: Trace) -> None:
 
 
 def _check_captures_by_copy() -> None:
-    """The same without a source of events: for the legacy stream, which blocking ones share."""
+    """Refuse captures without a source of events, by a copy on the legacy stream."""
     with empty(1) as scratch:
         try:
             scratch.copy_from(b"\0")
@@ -130,7 +130,7 @@ def _base_policies(targets: Mapping[str, Any]) -> tuple[dict[str, MigrationPolic
 
 
 def _advisable(targets: Mapping[str, Any]) -> frozenset[str]:
-    """The memories whose resource takes advice; those of other libraries are tried."""
+    """The memories whose resource takes advice; memory of other libraries is tried."""
     return frozenset(
         name
         for name, target in targets.items()
@@ -149,7 +149,7 @@ def _free_memory(devices: Iterable[Device]) -> dict[Device, int]:
 
 
 class Tuning:
-    """One call of tune(): what it was given, and what it finds on its way."""
+    """One call of tune(): its arguments, and its findings so far."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class Tuning:
         return runs
 
     def material(self) -> Material:
-        """What the rules need to know."""
+        """The facts that the rules need."""
         return Material(
             [phase.name for phase in self.phases],
             self.points,
@@ -414,8 +414,8 @@ def tune(
         Runs before each comparison that are not measured. If it is not 0, each change of the
         setting between two measured runs is followed by one more such run.
     verify : callable, optional
-        ``verify(before, after)`` gets what the step returned without and with a change, once for
-        each; the change is rejected if the answer is false.
+        ``verify(before, after)`` gets the results of the step without and with a change, once for
+        each change; the change is rejected if the answer is false.
     keep : bool
         Leave the policies that were proved applied. False: put back all advice.
     max_noise : float

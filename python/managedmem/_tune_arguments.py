@@ -1,4 +1,4 @@
-"""What tune() is given: the phases of the step, the memories by name, and limits, all checked."""
+"""Checks the arguments of tune(): the phases of the step, the memories by name, and limits."""
 
 from __future__ import annotations
 

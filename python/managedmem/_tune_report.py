@@ -40,16 +40,16 @@ _LOCATION = re.compile(r"(Device|Host)\((?:(?:numa_id=)?(\d+))?\)")
 
 
 class TuneResult(TuneValues):
-    """What `tune` found: the advice and the prefetches that were proved, and the evidence.
+    """The result of `tune`: the advice and the prefetches that were proved, and the evidence.
 
     ``before`` and ``after`` are the seconds of a run, ``gain`` the seconds that a run saves, all
     measured in alternating pairs at the end; ``speedup`` is the ratio of their medians. Without a
-    proved change, ``speedup`` is 1.0 and ``gain`` is None. So they are on the emulated driver,
-    whose times mean nothing: there ``judged_by`` is "bytes and faults", and ``counts`` has those of
-    a run. ``noise`` is the part of a run by which unchanged runs differ. ``evidence`` is the source
-    of the counters behind the proposals, "none" without one; ``notes`` are sentences. ``seconds``
-    is how long the search took. ``phases`` are the names of the phases, and ``trials`` a
-    `TuneTrial` for each change that was considered.
+    proved change, ``speedup`` is 1.0 and ``gain`` is None. These are also the values on the
+    emulated driver, whose times mean nothing: there ``judged_by`` is "bytes and faults", and
+    ``counts`` has the bytes and faults of a run. ``noise`` is the part of a run by which unchanged
+    runs differ. ``evidence`` is the source of the counters behind the proposals, "none" without
+    one; ``notes`` are sentences. ``seconds`` is how long the search took. ``phases`` are the names
+    of the phases, and ``trials`` a `TuneTrial` for each change that was considered.
 
     Safe from every thread.
     """
@@ -83,8 +83,8 @@ class TuneResult(TuneValues):
     def step(self) -> Callable[[], Any]:
         """A callable that runs the phases with the plans before them.
 
-        Returns what the phase returns; with several phases a tuple. It does not apply policies, and
-        does not wait at the end. Raises RuntimeError for a result of `from_json` that was not
+        Returns the result of the phase; with several phases a tuple. It does not apply policies,
+        and does not wait at the end. Raises RuntimeError for a result of `from_json` that was not
         applied with ``step=``.
         """
         if self._step is None:
@@ -169,7 +169,7 @@ class TuneResult(TuneValues):
         return f"<TuneResult {judged} kept={kept} trials={len(self.trials)}>"
 
     def _repr_html_(self) -> str:
-        """The same as a table for notebooks, without scripts."""
+        """The result as a table for notebooks, without scripts."""
         from html import escape
 
         rows = []

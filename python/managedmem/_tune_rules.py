@@ -1,6 +1,7 @@
-"""The rules of tune(): what a trace saw of each memory in each phase, and the changes worth a try.
+"""The rules of tune(): from the trace of each memory in each phase to the changes worth a try.
 
-Thresholds are those of the findings of a trace. Nothing here runs a step or calls the driver.
+They share their thresholds with the findings of a trace. Nothing here runs a step or calls the
+driver.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one run did with a memory in a phase: bytes, faults and seconds, as means."""
+    """The bytes, faults and seconds of a memory in a phase, as means of a run."""
 
     name: str
     phase: str
@@ -187,7 +188,7 @@ _COUNTED = (
 
 
 def destination(part: TraceSlice, memory: TraceMemory) -> Device | None:
-    """The device that got most bytes of the memory, or the one that faulted on it."""
+    """The device that got most bytes of the memory, or that faulted on it."""
     if len(memory.devices) <= 1:
         return memory.devices[0] if memory.devices else None
     by_device: dict[Device, int] = {}
@@ -209,7 +210,7 @@ def seen_in(
     memories: Mapping[str, Sequence[TraceMemory]],
     timed: bool = True,
 ) -> Iterator[Seen]:
-    """What the slices of one phase saw, one slice for each run; `memories` has theirs by name."""
+    """The trace of one phase, one slice for each run; `memories` has theirs by name."""
     runs = len(slices)
     moved = {name: sum(map(unasked, found)) for name, found in memories.items()}
     total = max(sum(unasked(part.total) for part in slices), sum(moved.values()), 1)
@@ -267,7 +268,7 @@ def together(seen: Sequence[Seen]) -> Seen:
 
 
 class Material(NamedTuple):
-    """What the rules need to know beside the counters."""
+    """The facts that the rules need beside the counters."""
 
     phases: Sequence[str]
     points: frozenset[str]
@@ -367,7 +368,7 @@ def goes_both_ways(whole: Seen, arrived: float | None = None) -> bool:
 def duplicated(material: Material, whole: Seen) -> Candidate | None:
     """R3, R4: read_mostly for memory that goes both ways, unless a device writes it."""
     base = material.base[whole.name]
-    # Where numpy() reads, the step may prefetch to the device and leave the way back to it.
+    # The step may prefetch to the device and leave the way back to numpy().
     asked = whole.requested[0] if whole.viewed else 0
     if (
         not goes_both_ways(whole, whole.arrived + asked)
@@ -500,7 +501,7 @@ def joined(parts: Sequence[Candidate]) -> Candidate:
 
 
 def compatible(parts: Iterable[Candidate]) -> list[Candidate]:
-    """Those of the parts that ask for one thing only of a memory before a phase; discards first."""
+    """The parts without conflicts over a memory before a phase; discards win."""
     chosen: dict[tuple[str, str], Candidate] = {}
     for part in sorted(parts, key=lambda each: (each.rule != "R8", -(each.estimate or 0.0))):
         (item,) = part.items
@@ -626,7 +627,7 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
 
 
 def usable(material: Material, found: Iterable[Candidate]) -> list[Candidate]:
-    """Each change once, without those that would fill a device, and advice that is there."""
+    """Each change once, without changes that would fill a device, and without present advice."""
     seen: set[frozenset[Item]] = set()
     kept = []
     for candidate in found:

@@ -40,7 +40,7 @@ NOISE_ATTEMPTS = 3
 REJECTED = "rejected"
 OUT_OF_TIME = ("not tried: the time was up", "the time was up before it was proved")
 MOST_ATTEMPTS = 5
-"""So often is advice put back, if other errors than those of the driver come in between."""
+"""The most attempts to restore advice, if other errors than the driver's come in between."""
 LEGACY_STREAM = 0
 NOT_SUPPORTED = 801
 
@@ -63,7 +63,7 @@ def plans_of(
 
 
 class TunedStep:
-    """Runs the phases of a step with plans before them; returns what the phases return.
+    """Runs the phases of a step with plans before them; returns the results of the phases.
 
     With one phase it returns that phase's result, else a tuple with one for each. Work of other
     streams may use memory that is discarded, so devices are waited for around discards. `after` is
@@ -91,7 +91,7 @@ class TunedStep:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _prepare(self, phase: str) -> None:
-        """Discard and prefetch what the plans say for a phase."""
+        """Execute the plans of discards and prefetches for a phase."""
         if phase in self._discards:
             plan = self._discards[phase]
             devices = {e.location for e in plan if isinstance(e.location, Device)} or {Device()}
@@ -108,7 +108,7 @@ class TunedStep:
 
 
 def waiter_of(value: Any) -> Callable[[], Any] | None:
-    """What waits for a stream or an event of any library; None for other values."""
+    """A method that waits for a stream or an event of any library; None for other values."""
     if isinstance(value, type):
         return None
     for name in ("synchronize", "sync"):
@@ -259,7 +259,8 @@ def shares(first: Counts, second: Counts) -> list[float]:
 
 
 class Pairs(NamedTuple):
-    """Paired seconds, or bytes and faults where times mean nothing, and why they ended early."""
+    """Paired seconds, or bytes and faults if times mean nothing, with the reason for an early
+    end."""
 
     seconds: list[tuple[float, float]]
     counts: list[tuple[Counts, Counts]] | None = None
@@ -502,7 +503,7 @@ class Search:
     def go_through(
         self, candidates: Sequence[Candidate], material: Material
     ) -> list[tuple[Candidate, Setting]]:
-        """Try each candidate; returns those that their times rejected, with the setting then."""
+        """Try each candidate; returns those that times rejected, with the setting of each trial."""
         rejected = []
         for candidate in candidates:
             changed = self.setting.with_items(candidate.items)
@@ -544,7 +545,7 @@ class Search:
         return items
 
     def prove(self, candidates: Sequence[Candidate], material: Material) -> None:
-        """Try the candidates; then once more those that meet later kept ones in a phase."""
+        """Try the candidates; retry rejected ones if a later candidate in their phase was kept."""
         rejected = self.go_through(candidates, material)
         shared = {phase for _, candidate in self.kept for phase in candidate.phases}
         again = [

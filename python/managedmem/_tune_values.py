@@ -1,4 +1,4 @@
-"""What tune() finds out, as plain values: times, trials, and all of a result but its memory."""
+"""The findings of tune() as plain values: times, trials, and all of a result but its memory."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class TuneTrial(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TuneValues:
-    """What a `TuneResult` knows without the memory and the step that it was found for."""
+    """The part of a `TuneResult` without its memory and its step."""
 
     policies: dict[str, MigrationPolicy]
     """The policy of each memory whose advice changed, by name."""

@@ -18,8 +18,8 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|x)\b)")
 def scaled(number: int, step: int, units: Sequence[str]) -> str:
     """A number of at least one step with one decimal, in the largest unit in which it reaches 1.
 
-    Each unit is ``step`` times the one before. What would round up to a whole step takes the next
-    unit.
+    Each unit is ``step`` times the previous unit. A number that would round up to a whole step
+    takes the next unit.
     """
     value = number / step
     unit = 0

@@ -1,7 +1,8 @@
 """WorkingGroup and WorkingUse: memory that a device uses together, and one use of it.
 
-A use asks the engine, _Frames, for each part of its group, and shows the arrays where they are
-then. Arrays that outlive their use keep the parts acquired, so that nothing else gets their memory.
+A use asks the engine, _Frames, for each part of its group, and shows the arrays at their present
+address. Arrays that outlive their use keep the parts acquired, so that nothing else gets their
+memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class WorkingGroup:
     Made by add() of the set. Safe from every thread.
     """
 
-    # Of all sets: a collection inside of it may end uses of other groups, in an order that no
+    # Of all sets: a garbage collection under it may end uses of other groups, in an order that no
     # thread knows.
     _lock = threading.RLock()
     _ACCESS_THAT_STAYS: tuple[Access, ...] = ()
@@ -58,7 +59,7 @@ class WorkingGroup:
 
     @property
     def access(self) -> Access:
-        """What uses do with the memory: "read", "write" or "scratch"."""
+        """The access of uses: "read", "write" or "scratch"."""
         return self._access
 
     @property
@@ -108,7 +109,7 @@ class WorkingGroup:
             'write' if the host writes the arrays, which it may do with every access of the group.
             With 'read', arrays of a WorkingSet are read-only.
 
-        The block waits until what the device has written is at home, and with access='write' until
+        The block waits until the writes of the device are at home, and with access='write' until
         the device has done its work. Its value has the form of use.arrays. In a WorkingSet these
         are buffers in page-locked memory, of which numpy() and memoryview() make arrays. Do not use
         them after the block: the device may write there, and later writes may be lost. The block
@@ -210,31 +211,31 @@ class WorkingGroup:
         raise NotImplementedError
 
     def _stays_at_home(self) -> bool:
-        """True if open uses found the memory at home, and later ones must see what they write."""
+        """True if open uses found the memory at home, and later uses must see their writes."""
         with WorkingGroup._lock:
             stays = self._access in self._ACCESS_THAT_STAYS and self._users_at_home > 0
             self._owner._kept_at_home += stays
         return stays
 
     def _begin_at_home(self, frames: _Frames, writes: bool) -> None:
-        """Count a use by the device that found no room."""
+        """Count a use by the device at home, for lack of room."""
         with WorkingGroup._lock:
             self._users_at_home += 1
 
     def _end_at_home(self, frames: _Frames, writes: bool, stream: Any) -> None:
-        """End such a use with the work that is queued on a stream."""
+        """End a use at home after the work that is queued on a stream."""
         with WorkingGroup._lock:
             self._users_at_home -= 1
 
     def _arrays_at(self, start: int, owner: object) -> Any:
-        """The arrays for an address of the device; `owner` is what they keep."""
+        """The arrays for an address of the device; they keep `owner` alive."""
         raise NotImplementedError
 
     def _arrays_at_home(self) -> Any:
         raise NotImplementedError
 
     def _arrays_for_host(self, writes: bool) -> Any:
-        """The same, read-only unless the host writes them."""
+        """The arrays at home, read-only unless the host writes them."""
         return self._arrays_at_home()
 
     def __reduce__(self) -> NoReturn:
@@ -383,7 +384,7 @@ class _Parts:
 
 
 def end_without_caller(ended: _Parts | WorkingUse, frames: _Frames) -> None:
-    """End what the collector has found, now or with a later call of its set."""
+    """End uses that the garbage collector has found, now or with a later call of their set."""
     try:
         try:
             ended._end()
@@ -430,7 +431,7 @@ class WorkingUse:
 
     @property
     def arrays(self) -> Any:
-        """What to give to the work on the stream: a dict or a tuple of arrays.
+        """The arrays for work on the stream, as a dict or a tuple.
 
         In a WorkingSet: buffers in a frame of the device, or at home without room. A dict if add()
         was given names, else a tuple. Libraries that read __cuda_array_interface__ or DLPack take
@@ -452,10 +453,10 @@ class WorkingUse:
             return self._shown
 
     def close(self, *, stream: Any = None) -> None:
-        """End the use with the work that is queued by now on a stream; None is that of the use.
+        """End the use after the work that is now queued on a stream; None is the stream of the use.
 
-        What the use has written goes home behind that work. Closing again does nothing. Raises
-        RuntimeError for a closed stream, CUDAError if the driver refuses; the use goes on then.
+        The writes of the use go home behind that work. Closing again does nothing. Raises
+        RuntimeError for a closed stream, CUDAError if the driver refuses; the use then goes on.
         Driver: cuEventRecord, cuMemcpyAsync.
         """
         stream = self._stream if stream is None else stream
@@ -486,7 +487,7 @@ class WorkingUse:
             kept.outlives = True
 
     def _acquire(self, parts: _Parts) -> None:
-        """Acquire all parts, or find that one is at home."""
+        """Acquire all parts, unless one is at home."""
         group = self._group
         numbers = () if group._stays_at_home() else group._numbers
         acquired = parts.frames.acquire(numbers, self._writes, self._stream, parts.numbers)

@@ -38,7 +38,7 @@ class WorkingSetStats(NamedTuple):
     acquired : int
         Uses of groups; in a ManagedWorkingSet, of their targets.
     hits : int
-        Of these, uses of what was on the device, or on the way there.
+        Uses among these that found the group on the device, or on its way there.
     mapped : int
         Of these, uses at home: without room, after a failure, or in a ManagedWorkingSet in a stream
         that captures.
@@ -74,7 +74,7 @@ class WorkingSetStats(NamedTuple):
 
 
 class _GroupSet(Generic[Group]):
-    """What both sets have: groups, their order, counters and an end."""
+    """The common base of both sets: groups, their order, counters and close()."""
 
     def __init__(self, given: int | None, device: Device, is_managed: bool) -> None:
         self._device = device
@@ -127,9 +127,9 @@ class _GroupSet(Generic[Group]):
     def remove(self, group: Group) -> None:
         """Take a group out of the set. Its contents stay at home, or at their managed address.
 
-        Raises TypeError or ValueError for what is not a group of this set, RuntimeError for one
-        that is in use or whose arrays are referenced, CUDAError if the driver fails; the group
-        stays then. Safe from every thread. Driver: cuStreamWaitEvent, cuEventDestroy.
+        Raises TypeError or ValueError if it is not a group of this set, RuntimeError if it is in
+        use or its arrays are referenced, CUDAError if the driver fails; the group then stays. Safe
+        from every thread. Driver: cuStreamWaitEvent, cuEventDestroy.
         """
         self._check_own(group)
         frames = self._open()
@@ -144,7 +144,7 @@ class _GroupSet(Generic[Group]):
                 self._unlist(group)
 
     def stats(self) -> WorkingSetStats:
-        """Counters from the beginning; those of the end once the set is closed. Driver: none."""
+        """Counters since the beginning, final once the set is closed. Driver: none."""
         frames = self._frames
         if frames is None:
             assert self._last_stats is not None
@@ -163,10 +163,10 @@ class _GroupSet(Generic[Group]):
     def close(self) -> None:
         """End the set, and free its device memory. Contents stay as they are.
 
-        Waits for the copies home. While a use is open, or an array of one is referenced, the frames
-        stay, and are freed with the last of these. Closing again does nothing. Raises CUDAError if
-        the driver fails; the set is open then. Safe from every thread. Driver: cuEventSynchronize,
-        cuMemFree.
+        Waits for the copies home. The frames stay while a use is open or an array of a use is
+        referenced, and are freed with the last of these. Closing again does nothing. Raises
+        CUDAError if the driver fails; the set then stays open. Safe from every thread. Driver:
+        cuEventSynchronize, cuMemFree.
         """
         frames = self._frames
         if frames is None or self._is_of_parent():
@@ -260,7 +260,7 @@ class WorkingSet(_GroupSet[FramedGroup]):
     Work that is queued on the stream of a use finds use.arrays in frames, which lie in the budget.
     Copies to frames go ahead of the uses, in an order that the set learns or is given; the groups
     whose next use is farthest away make room, and where no order is known, those that are used
-    least. Results are right in any order of uses. A stream that reads what another one writes must
+    least. Results are right in any order of uses. A stream that reads the writes of another must
     follow it, as with other memory.
 
     Use the set in a with block, or close() it. len() is the number of groups, iteration yields
@@ -290,17 +290,16 @@ class WorkingSet(_GroupSet[FramedGroup]):
             torch's, CuPy's, a ManagedBuffer, and others with shape and dtype that show their
             memory. Add bfloat16 and 8-bit floats as integers. They are not needed afterwards.
         access : {'read', 'write', 'scratch'}
-            'read': uses do not write the arrays. 'write': what uses write goes home. 'scratch':
-            nothing is copied for uses, which find undefined contents.
+            'read': uses do not write the arrays. 'write': writes of uses go home. 'scratch':
+            nothing is copied; uses find undefined contents.
         name : str, optional
             For messages and repr.
 
-        Returns the group. The device reaches one that is larger than the budget at home, over the
-        bus.
+        Returns the group. The device uses a group larger than the budget at home, over the bus.
 
         Raises TypeError and ValueError for bad arguments, RuntimeError for a closed set or buffer,
-        MemoryError if the host lacks the memory, CUDAError if it cannot be page-locked; nothing is
-        added then. Safe from every thread; releases the GIL while it copies. Driver:
+        MemoryError if the host lacks the memory, CUDAError if it cannot be page-locked; then
+        nothing is added. Safe from every thread; releases the GIL while it copies. Driver:
         cuMemHostRegister, cuEventCreate, and cuMemcpyAsync for arrays of a device.
         """
         self._open()
@@ -367,7 +366,7 @@ class ManagedWorkingSet(_GroupSet[ManagedGroup]):
             For messages and repr.
 
         Returns the group. Raises TypeError and ValueError for bad arguments, RuntimeError for a
-        closed set or buffer; nothing is added then. Safe from every thread. Driver:
+        closed set or buffer; then nothing is added. Safe from every thread. Driver:
         cuPointerGetAttributes, cuEventCreate.
         """
         self._open()

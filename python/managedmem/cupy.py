@@ -124,8 +124,9 @@ def managed_mempool(
 ) -> ManagedMemoryPool:
     """Make a pool over managed memory: ``cupy.cuda.set_allocator(pool.malloc)``.
 
-    The arguments and errors are those of make_allocator(). Each block is advised once, when it is
-    allocated. Advice that an array gets later stays with its block when another array reuses it.
+    Takes the arguments and raises the errors of make_allocator(). Each block is advised once, when
+    it is allocated. Advice that an array gets later stays with its block when another array reuses
+    it.
     """
     return ManagedMemoryPool(
         make_allocator(

@@ -93,8 +93,8 @@ _LAST_BRANCH = 999
 class Call(NamedTuple):
     """One driver call: its name without version suffix, its arguments by name, its result code.
 
-    Numbers and handles are int; the lists of a batch call are str. The arguments include what the
-    call returned, such as ``ptr``.
+    Numbers and handles are int; the lists of a batch call are str. The arguments include returned
+    values, such as ``ptr``.
     """
 
     name: str
@@ -103,9 +103,9 @@ class Call(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What exists and is not freed: counts, bytes, and the depth of the context stack.
+    """The objects that are not freed: counts, bytes, and the depth of the context stack.
 
-    Default streams, default pools and primary contexts do not count. The context depth is that of
+    Default streams, default pools and primary contexts do not count. The context depth belongs to
     the calling thread.
     """
 
@@ -134,7 +134,7 @@ class Counters(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """What is taken of a device, in bytes.
+    """The memory of a device in use, in bytes.
 
     Managed memory takes frames of 2 MiB: one for each block of 2 MiB of addresses, from its first
     page on the device on. Allocations of up to 1 MiB share blocks.
@@ -466,7 +466,7 @@ def failure_fired() -> bool:
 
 
 def live() -> Live:
-    """What exists now, to find leaks. Raises RuntimeError when another driver is in use."""
+    """The objects that exist, to find leaks. Raises RuntimeError when another driver is in use."""
     library = _library()
     return Live(
         library.emu_live_allocations(),
@@ -543,9 +543,9 @@ def counters() -> Counters:
 
 
 def frames(device: Device) -> Frames:
-    """What is taken of the device now, and the most since `clear_counters`.
+    """The memory of the device in use now, and the peak since `clear_counters`.
 
-    Raises TypeError for what is not a Device, RuntimeError when another driver is in use.
+    Raises TypeError if `device` is not a Device, RuntimeError when another driver is in use.
     """
     if not isinstance(device, _managedmem.Device):
         raise TypeError(f"device must be a Device, got {device!r}")
@@ -555,7 +555,7 @@ def frames(device: Device) -> Frames:
 
 
 def clear_counters() -> None:
-    """Set all counters to zero, and the peaks of `frames` to what is taken now.
+    """Set all counters to zero, and the peaks of `frames` to the memory in use now.
 
     Raises RuntimeError when another driver is in use.
     """
@@ -574,7 +574,7 @@ def schedule(when: str) -> None:
 
     "eager" (the default): at once, when nothing is queued before them. "lazy": when something waits
     for them (synchronise, query, free, a dependent operation on another stream). Lazy finds a
-    missing synchronisation. A change to eager runs what is queued.
+    missing synchronisation. A change to eager runs queued operations.
 
     Raises ValueError for another word, RuntimeError when another driver is in use.
     """
@@ -596,7 +596,7 @@ def disturb_queue(
 ) -> None:
     """Disturb the event queues of the emulated nvidia-uvm module, from which traces are made.
 
-    Each call replaces the one before, and the keys ``queue_*`` of ``MANAGEDMEM_EMULATOR``; without
+    Each call replaces earlier calls, and the keys ``queue_*`` of ``MANAGEDMEM_EMULATOR``; without
     arguments it ends all disturbances.
 
     Parameters

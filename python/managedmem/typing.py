@@ -1,4 +1,4 @@
-"""Names to annotate with: the types of results, and what the functions of the package take.
+"""Names to annotate with: the types of results and arguments.
 
 >>> from managedmem.typing import Location, Residency, Target
 >>> def where(data: Target) -> Residency:

@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """A hint to the driver, with a function that reads its present state back."""
+    """A hint to the driver, and a function that reads it back."""
 
     name: str
     value: object
@@ -162,8 +162,8 @@ def classify(job: Job, prefetch: bool) -> bytes:
     """Run the job once and read its answer on the host: one byte per image."""
     stream, work = job.stream, job.work
     if prefetch:
-        # The old scores are not needed, so their pages move without a copy. Where the driver cannot
-        # do that, the next call moves them with one.
+        # The old scores are not needed, so their pages move without a copy. If the driver cannot do
+        # that, the next call copies them.
         refused(lambda: job.scores.discard_prefetch(work, stream=stream))
         managedmem.prefetch([*job.buffers.values()], work, stream=stream)
     if job.emulated:

@@ -1,4 +1,5 @@
-"""``python -m managedmem info``: the driver, its devices, NUMA nodes, and what works here and why.
+"""``python -m managedmem info``: the driver, its devices, NUMA nodes, and the operations that work
+here, with reasons.
 
 Each call asks the driver and the system. Without a usable driver it prints what was tried and what
 to do, and the exit status is 1.

@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The arguments of the command, up to the script, and those of the script as they are."""
+    """The parsed arguments of the command, and the unparsed arguments of the script."""
     at = 1
     while at < len(arguments) and arguments[at].startswith("-"):
         at += 2 if arguments[at] in ("--json", "--chrome") else 1
@@ -124,7 +124,7 @@ def hide_our_frames(error: BaseException) -> None:
 
 
 class Ending:
-    """Ends an interrupted process by SIGINT, as Python ends that of an interrupted script."""
+    """Ends an interrupted process by SIGINT, as Python does."""
 
     def __init__(self) -> None:
         self.interrupted = False

@@ -94,7 +94,7 @@ def to_managed(
 
 
 def _torch_device(device: Device | torch.device | str | int) -> torch.device:
-    """The device that an argument names, also one that torch lacks."""
+    """The device that an argument names, even if torch lacks it."""
     if isinstance(device, Device):
         return torch.device("cuda", device.device_id)
     try:

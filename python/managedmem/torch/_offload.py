@@ -106,19 +106,19 @@ def offload(
         remove() warns with UserWarning; both name the parameter. Not together with an optimizer.
     step_in_backward : bool
         True steps each part of the parameters in the backward pass, once its gradients are
-        complete, and frees these. optimizer.step() must follow each pass; it steps what is left.
-        For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
+        complete, and frees these. optimizer.step() must follow each pass; it steps the remaining
+        ones. For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
         gradients that accumulate over passes, closures and DistributedDataParallel.
 
-    What does not stay on the device has its home in page-locked memory of the host, of exactly its
-    size. Before the forward and the backward call of a submodule, its parameters are copied to
-    frames on the device, ahead of the call where the order of calls is known, and for the time of
-    the call their tensors point there. Of experts in one parameter, a call without gradients loads
-    the slices that it indexes. Streams wait for each other; no call waits for the device,
-    except the first one in a captured graph, and there is no thread. What a call or the optimizer
-    writes is copied home afterwards. A use that no call announces reads the home over the bus. If
-    everything fits in the budget, everything is on the device from the start, without hooks of
-    modules. A model that is dropped without remove() is freed as a plain one.
+    Other parts have their home in page-locked memory of the host, of exactly their size. Before the
+    forward and the backward call of a submodule, its parameters are copied to frames on the device,
+    ahead of the call where the order of calls is known, and for the time of the call their tensors
+    point there. Of experts in one parameter, a call without gradients loads the slices that it
+    indexes. Streams wait for each other; no call waits for the device, except the first one in a
+    captured graph, and there is no thread. Writes of a call or the optimizer are copied home
+    afterwards. A use that no call announces reads the home over the bus. If everything fits in the
+    budget, everything is on the device from the start, without hooks of modules. A model that is
+    dropped without remove() is freed as a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
@@ -170,7 +170,7 @@ def _refuse_offloaded(model: nn.Module) -> None:
 
 
 class _Lane:
-    """What is streamed to one device."""
+    """The streamed parts of one device."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Lane:
         self.last_error: str | None = None
 
     def _make_frames(self) -> _Frames | None:
-        """Frames for what is streamed, if anything is."""
+        """Frames for the streamed parts, if there are any."""
         if not self.plan.frames:
             return None
         return _Frames(
@@ -252,7 +252,7 @@ class _Lane:
             offset += part.nbytes
 
     def watch(self, watch: Watch, name: str) -> None:
-        """Count the calls of the streamed parts; `name` is that of the submodule on this device."""
+        """Count the calls of the streamed parts; `name` is the submodule on this device."""
         self.announcer.watch = watch
         acquired = {id(part) for site in self.plan.sites for part in site.parts}
         for part in self.plan.streamed:
@@ -306,7 +306,7 @@ class _Lane:
         self.versions.forget()
 
     def numbers(self) -> dict[str, int]:
-        """The counters of this device, those of its end once it has one."""
+        """The counters of this device, final once it has ended."""
         if self.final is not None:
             return self.final
         resident = sum(part.nbytes for part in self.plan.resident)
@@ -393,7 +393,7 @@ class Offload:
         self._claim: Claim | None = None
         self._watch = Watch(model)
         self._watch_hooks: list[RemovableHandle] = []
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # those of the start
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # from the start
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         try:
             with torch.inference_mode(False), torch.no_grad():
@@ -499,7 +499,7 @@ class Offload:
     def of(module: nn.Module) -> Offload | None:
         """The handle of an offloaded module or of the model around it; None for other modules.
 
-        Raises TypeError for what is not a module. Safe from every thread; no driver call.
+        Raises TypeError if it is not a module. Safe from every thread; no driver call.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
@@ -645,8 +645,8 @@ class Offload:
     def coverage(self) -> dict[str, Coverage]:
         """The calls of each streamed part, by its name: seen ones, made ones, and bytes on the bus.
 
-        The name of a part is that of the submodule that it belongs to, and "" for parameters of the
-        module itself. Each value is a Coverage. What the budget keeps on the device is not listed.
+        A part has the name of its submodule, and "" for parameters of the module itself. Each value
+        is a Coverage. Parts that the budget keeps on the device are not listed.
 
         Hooks see the calls that they announce. Other uses are inferred: from the operations of the
         first call of the module that returns, and then for each later call like it; and from

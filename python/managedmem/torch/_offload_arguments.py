@@ -21,7 +21,7 @@ from managedmem.torch._tensors import Found
 
 
 def asked_places(model: nn.Module, places: object) -> dict[int, Place]:
-    """The places that the caller wants for tensors, by their ids; longer names decide."""
+    """The requested places of tensors, by id; the most specific name wins."""
     if places is None:
         return {}
     if not isinstance(places, Mapping):
@@ -183,7 +183,7 @@ def _current_index() -> int:
 
 
 def checked_optimizer(optimizer: object) -> torch.optim.Optimizer | None:
-    """The optimizer inside of others, if one is given."""
+    """The innermost optimizer of a wrapper, if one is given."""
     if optimizer is None:
         return None
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -89,7 +89,7 @@ def whole(model: nn.Module, shares: Iterable[Share]) -> list[Tensor]:
 
 
 class BackwardStep(SplitStep):
-    """Steps parts in backward passes, and in step() what these have left."""
+    """Steps parts in backward passes, and the remaining ones in step()."""
 
     steps_all = True
 
@@ -102,10 +102,10 @@ class BackwardStep(SplitStep):
         chosen: Iterable[Tensor],
     ) -> None:
         super().__init__(optimizer, lanes, gradients)
-        self.lock = threading.RLock()  # a collection inside of it may call remove()
+        self.lock = threading.RLock()  # a garbage collection under it may call remove()
         self.chosen = {id(p) for p in chosen}
         self.order: list[StepPart] = []  # of the last round
-        self.seen: dict[int, StepPart] = {}  # those of this round whose gradients came, by ids
+        self.seen: dict[int, StepPart] = {}  # parts whose gradients came in this round, by ids
         self.came: set[int] = set()  # the ids of the parameters whose gradients came in this round
         self.unreached: set[int] = set()  # of those without gradients beside others of their parts
         self.part_of: dict[int, StepPart] = {}  # by the ids of parameters, of those that step here
@@ -184,7 +184,7 @@ class BackwardStep(SplitStep):
     # --- a pass, and the round until the next step() ----------------------------------------
 
     def _begin_pass(self, task: int, parameter: Tensor) -> None:
-        """Expect the parts in the order of the last round. A pass may go on inside of another."""
+        """Expect the parts in the order of the last round. Passes may be nested."""
         self.settle()
         if not self.came:
             self._follow()
@@ -226,7 +226,7 @@ class BackwardStep(SplitStep):
             visits.look_ahead(target)
 
     def settle(self) -> None:
-        """Let the current stream wait for what the pass has queued: it is over."""
+        """Let the current stream wait for the work of the pass, which is over."""
         with self.lock:
             self.task = -1
             for ring in self.rings.values():
@@ -265,7 +265,7 @@ class BackwardStep(SplitStep):
     # --- step() and the end ------------------------------------------------------------------
 
     def step(self, original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Step what the backward passes have left, and call the hooks of the optimizer."""
+        """Step the remaining parts, and call the hooks of the optimizer."""
         if any(each is not None for each in (*given, named.get("closure"))):
             raise ValueError(_CLOSURE)
         if "grad_scaler" in named or getattr(self.optimizer, "found_inf", None) is not None:
@@ -367,7 +367,7 @@ def _accumulates(parameter: Tensor) -> bool:
 
 
 def _is_nested() -> bool:
-    """True in the backward pass of a reentrant checkpoint, inside of another one."""
+    """True in the backward pass of a reentrant checkpoint, which is nested in another."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_filename == checkpoint.__file__:

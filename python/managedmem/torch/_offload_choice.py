@@ -43,11 +43,11 @@ _Part = TypeVar("_Part", bound=Choosable)
 def choose_places(parts: list[_Part], budget: int, keeps_slices: bool = False) -> int:
     """Give each part a place within the budget; return the bytes of frames.
 
-    The parts come in the order of the model. Those that are asked for come first, then the small
-    ones. Of those that calls need as a whole, as many stay as the frames leave room for, evenly
-    along the model, so that the link always has something to load. Parts of which a call needs
-    little stay at home if no room is left: a kernel then reads just that. Slices that can be loaded
-    have frames, which are large if they keep what they have from one call to the next.
+    The parts come in the order of the model. Requested parts come first, then small ones. Of the
+    parts that calls need as a whole, as many stay as the frames leave room for, evenly along the
+    model, so that the link always has something to load. Parts of which a call needs little stay at
+    home if no room is left: a kernel then reads only those bytes. Slices that can be loaded have
+    frames, which are large if they keep their contents between calls.
     """
     room = budget
     fits = sum(part.nbytes for part in parts) <= room
@@ -150,7 +150,7 @@ def _largest_that_stay(
 
 
 def _spread(parts: list[_Part], room: int) -> list[_Part]:
-    """Parts of at most `room` bytes, evenly along the list; the first one comes first."""
+    """Parts of at most `room` bytes in all, spread evenly along the list, from its start."""
     total = sum(part.nbytes for part in parts)
     share = min(1.0, room / total) if total else 0.0
     chosen: list[_Part] = []

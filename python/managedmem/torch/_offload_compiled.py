@@ -23,7 +23,7 @@ def in_compiled_code() -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True for what torch.compile returns for a module."""
+    """True for a module that torch.compile returned."""
     return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
 
 
@@ -52,7 +52,7 @@ def drop_compiled(model: nn.Module) -> None:
 
 
 def leave_to_python(function: Any) -> None:
-    """Let torch.compile trace a function inside of another one, but make no graph of it alone."""
+    """Let torch.compile inline a function, but not compile it alone."""
     if hasattr(_eval_frame, "set_code_exec_strategy"):
         skip, default = _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT
         strategy = _eval_frame._FrameExecStrategy(skip, default)

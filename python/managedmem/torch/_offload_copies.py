@@ -1,4 +1,4 @@
-"""What stands for the hooks of offload() in a copy or a pickle of a module, and does nothing."""
+"""Replaces the hooks of offload() in a copy or a pickle of a module, and does nothing."""
 
 from __future__ import annotations
 

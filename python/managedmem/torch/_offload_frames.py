@@ -125,7 +125,7 @@ class FramedPart:
     def acquire(self, stream: int | None, writes: bool) -> FrameUse | None:
         """Let the tensors point to a frame for work on the stream; None if they stay at home.
 
-        release() of what this returns must follow.
+        The caller must release() the result.
         """
         with self.lock:
             if not self.uses and self._count_writes() != self.writes:
@@ -168,7 +168,7 @@ class FramedPart:
         return sends
 
     def _note_counted(self) -> None:
-        """What torch has counted since was written in the frame to which the tensors point."""
+        """Count writes that torch has seen since as writes of the tensors' present frame."""
         counted = self._count_writes()
         if self.uses and counted != self.writes:
             self.written.add(self.uses[-1].number)
@@ -207,8 +207,8 @@ class FramedPart:
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:
     """Release a part, which a refusal of the driver does not prevent.
 
-    What reads it at home follows its way there, but for uses that are known to write: their caller
-    settles them together.
+    Reads at home then follow its copy there, except after uses that are known to write: their
+    caller settles them together.
     """
     part = use.part
     with contextlib.suppress(CUDAError):

@@ -1,8 +1,8 @@
 """Gradients that live on the host while a module is offloaded, in page-locked memory.
 
-A copy engine takes a gradient home while the backward pass goes on. Until the stream of the pass
-has waited for it, the gradient keeps its memory on the device, so that everything on that stream
-reads and writes what it should; so many bytes may wait as the budget has kept for them.
+A copy engine takes a gradient home while the backward pass goes on. The gradient keeps its memory
+on the device until the stream of the pass has waited for the copy, because work on that stream may
+still use it. The budget limits the bytes that wait.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GradientRoom:
         self.waiting_bytes = 0
         self.refused = False  # memory for all
         self.task = -1  # the backward pass that will call settle() at its end
-        self.lock = threading.RLock()  # a collection inside of it may call remove()
+        self.lock = threading.RLock()  # a garbage collection under it may call remove()
 
     def provide(self, home: GradientHome, nbytes: int) -> None:
         """Give a gradient a place of this size; the first one takes memory for all that train."""
@@ -156,14 +156,14 @@ class GradientRoom:
 
 
 class Settled(Protocol):
-    """What a stream waits for at the end of a backward pass."""
+    """Work that a stream waits for at the end of a backward pass."""
 
     def settle(self) -> None:
         """Let the current stream wait for it."""
 
 
 class EndOfPass:
-    """What torch calls at the end of a backward pass, and drops after an error."""
+    """A callback for the end of a backward pass, which torch drops after an error."""
 
     def __init__(self, room: Settled, stream: torch.cuda.Stream | None = None) -> None:
         self.room = weakref.ref(room)
@@ -198,12 +198,12 @@ class GradientHome:
         self.latest: _Passing | None = None
         self.failures = 0
         self.active = True
-        self.lock = threading.RLock()  # a collection inside of it may call remove()
+        self.lock = threading.RLock()  # a garbage collection under it may call remove()
         room.homes.append(weakref.ref(self))
         self.handle = _hooked(parameter, _GradientHook(self))
 
     def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
-        """Move a new gradient home; one that is there has been added to.
+        """Move a new gradient home; a gradient at home has accumulated there.
 
         `is_older`: the gradient was made before the latest backward pass.
         """
@@ -287,7 +287,7 @@ class GradientHome:
         self.alone = _users(self.base)
 
     def _place(self, nbytes: int) -> None:
-        """Memory for a gradient: that of the last one, unless something else refers to it."""
+        """Memory for a gradient, reused unless something else refers to it."""
         if self.base is None or self.base.numel() != nbytes or self.is_kept():
             self.room.provide(self, nbytes)
 

@@ -91,7 +91,7 @@ class _Use:
 
 
 class _Uses:
-    """What one thread has acquired, the innermost call last."""
+    """The uses that one thread has acquired, the innermost call last."""
 
     def __init__(self) -> None:
         self.open: list[_Use] = []
@@ -107,12 +107,12 @@ class _Uses:
         last.end()
 
     def end_all(self) -> None:
-        """Release all uses, also those of a thread that ended without unwinding."""
+        """Release all uses, also of a thread that ended without unwinding."""
         while self.open:
             self.end_last()
 
     def end_backward(self) -> list[Site]:
-        """Release what a backward pass holds, and return where."""
+        """Release the uses of a backward pass, and return their places."""
         left: list[Site] = []
         while self.open and self.open[-1].backward:
             left.append(self.open[-1].site)
@@ -206,7 +206,7 @@ class _Place:
 
 
 def _in_functional_call() -> bool:
-    """True inside of functional_call(), which puts in tensors for the time of a call."""
+    """True in functional_call(), which replaces tensors during a call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename == stateless.__file__:
@@ -216,7 +216,7 @@ def _in_functional_call() -> bool:
 
 
 class Places:
-    """Places of streamed tensors, to warn once of what keeps offload() from streaming them."""
+    """Owners of streamed tensors, to warn once when offload() cannot stream them."""
 
     def __init__(self, model: nn.Module, has_optimizer: bool) -> None:
         self._owners = {
@@ -315,12 +315,12 @@ class Announcer:
         return [before, after]
 
     def start(self) -> None:
-        """Begin a round that lasts where nothing is written: frames keep what they have."""
+        """Begin a lasting round if nothing is written: frames keep their contents."""
         if self.is_read_only and self.frames is not None:
             self.frames.begin_round(self.target.stream() or 0)
 
     def begin_round(self) -> None:
-        """Let parts be loaded ahead, with what is at home by now."""
+        """Let parts be loaded ahead, with their present contents at home."""
         if self.frames is not None and not self.is_read_only:
             with contextlib.suppress(CUDAError):
                 self.frames.begin_round(self.target.stream() or 0)
@@ -364,7 +364,7 @@ class Announcer:
             id(last.site.module) not in site.around
         ):
             if last.backward and not backward:
-                break  # a forward call inside of a backward pass, as checkpoints make
+                break  # a forward call in a backward pass, as checkpoints make
             left.append(last.site)
             uses.end_last()
         if backward:
@@ -431,7 +431,7 @@ class Announcer:
         use.slices.show()
 
     def leave(self, site: Site) -> None:
-        """Release what a forward call of the site acquired."""
+        """Release the uses of a forward call of the site."""
         uses = self._uses()
         for i, use in reversed(list(enumerate(uses.open))):  # a collection may end them meanwhile
             if use.site is site and not use.backward:

@@ -66,7 +66,7 @@ def announce(key: int, place: torch.device, event: int, value: object) -> bool:
 
 
 def _tensors(value: object) -> list[Tensor]:
-    """The tensors in containers, by what a compiler can trace."""
+    """The tensors in containers, by functions that a compiler can trace."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -112,11 +112,11 @@ def _announce(tensors: Sequence[Tensor], key: int, event: int, place: torch.devi
 
 
 def _sides(tensors: Iterable[Tensor], event: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operator claims to change, and those that it claims to read."""
+    """The tensors that an operator claims to change, and the tensors that it claims to read."""
     after: list[Tensor] = []
     before: list[Tensor] = []
     for tensor in {id(t): t for t in tensors}.values():
-        # A change of what a backward pass needs would make a copy of it.
+        # Writing memory that a backward pass needs would copy it.
         is_saved = event == ENTER and tensor.requires_grad and torch.is_grad_enabled()
         (before if is_saved or not _is_made_in_graph(tensor) else after).append(tensor)
     return after, before

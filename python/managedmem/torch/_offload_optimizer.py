@@ -64,7 +64,7 @@ _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
 
 
 def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
-    """The optimizer inside of a wrapper that never called Optimizer.__init__(): accelerate's."""
+    """The optimizer in a wrapper that never called Optimizer.__init__(), such as accelerate's."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, optim.Optimizer) or inner is optimizer:
@@ -97,7 +97,7 @@ def has_hooks(optimizer: optim.Optimizer) -> bool:
 
 
 def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
-    """True for the step() of the class, also inside of what schedulers wrap around it."""
+    """True for the step() of the class, also if a scheduler has wrapped it."""
     function: object = getattr(step, "__func__", step)
     while True:
         ended = _ended_link(function)
@@ -112,7 +112,7 @@ def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
 
 
 class _Link:
-    """What a step() in the place of the optimizer's has: nothing that keeps a model alive."""
+    """The references of a step() that replaces the optimizer's: none keeps a model alive."""
 
     def __init__(self, split: SplitStep, optimizer: optim.Optimizer) -> None:
         self.split = weakref.ref(split)
@@ -166,7 +166,7 @@ def _ended_link(step: object) -> _Link | None:
 
 
 def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
-    """What frees the homes of state after its optimizer."""
+    """A callback that frees the homes of state after its optimizer."""
 
     def forget(_: object) -> None:
         if (found := split()) is not None:
@@ -176,7 +176,7 @@ def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
 
 
 class Lane(Protocol):
-    """What is streamed to one device."""
+    """The streamed parts of one device."""
 
     target: Target
     share: Share
@@ -196,7 +196,7 @@ class SplitStep:
         self._optimizer = weakref.ref(optimizer, _forgetting(weakref.ref(self)))
         self.lanes = lanes
         self.parts: list[StepPart] = []
-        self.ever: dict[int, StepPart] = {}  # by their ids, those of earlier groups too
+        self.ever: dict[int, StepPart] = {}  # by their ids, earlier groups included
         self.room: dict[Target, int] = {}  # bytes of scratch on each device
         self.known: set[int] = set()  # the ids of the parameters in parts
         self.rings: dict[Target, Ring] = {}
@@ -279,7 +279,7 @@ class SplitStep:
         self.known = {id(p) for part in parts for p in part.parameters}
 
     def _divide_room(self, lane: Lane, parts: list[StepPart]) -> None:
-        """Give the ring its part of what is left of the budget, and state the rest."""
+        """Give the ring its share of the remaining budget, and state the rest."""
         ring = min(lane.share.room, MOST_RING)
         room = lane.share.room - ring
         self._set_room(lane.target, ring)
@@ -471,7 +471,7 @@ class SplitStep:
             self.failures += 1
 
     def _state_on_device(self, part: StepPart) -> list[tuple[str, Tensor]]:
-        """The state of a part with its names, but for what the optimizer keeps elsewhere."""
+        """The named state of a part, without state that the optimizer keeps elsewhere."""
         return [
             (f"state.{name}", t)
             for parameter in part.parameters

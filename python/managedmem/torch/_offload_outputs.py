@@ -1,4 +1,4 @@
-"""The tensors in what a module's call returns: in containers, and in the attributes of objects.
+"""The tensors in a module's output, also in containers and attributes of objects.
 
 And the nodes where a backward pass meets them.
 """
@@ -21,7 +21,7 @@ _OTHERS = (str, bytes, bytearray, int, float, complex, type, FunctionType, Modul
 
 
 def nodes_of(output: Any) -> set[Node]:
-    """The nodes of the tensors in an output, also of what stays when a view is overwritten."""
+    """The nodes of the tensors in an output, also those that remain when a view is overwritten."""
     nodes: set[Node | None] = set()
     for tensor in tensors_in(output):
         nodes.add(tensor.grad_fn)

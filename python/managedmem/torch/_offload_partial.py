@@ -31,7 +31,7 @@ class PartialStep:
         self.group_of = {id(p): i for i, every in enumerate(self.parameters) for p in every}
 
     def changed(self) -> tuple[str, object, object] | None:
-        """An option that is not that of the step any more: its name, old and new value."""
+        """The name, old and new value of an option that changed since the step."""
         groups = self.optimizer.param_groups
         if len(groups) < len(self.seen):
             return "param_groups", len(self.seen), len(groups)
@@ -42,7 +42,7 @@ class PartialStep:
         return None
 
     def run(self, chosen: list[Tensor], staged: Staged | None = None) -> None:
-        """Step these parameters, with what is staged for them."""
+        """Step these parameters, with their staged tensors."""
         optimizer = self.optimizer
         mine: list[list[Tensor]] = [[] for _ in self.groups]
         state = None if staged is None else _PartState(optimizer, chosen, staged)
@@ -115,7 +115,7 @@ class _PartState:
                 self.before[name] = dict(self.own[name])
 
     def _name_of(self, parameter: Tensor) -> Tensor:
-        """What the other optimizer steps: a tensor of the same memory and version."""
+        """The tensor that the other optimizer steps, of the same memory and version."""
         gradient = self.staged.gradients.get(id(parameter))
         cut = self.staged.cut
         if cut is not None:
@@ -130,7 +130,7 @@ class _PartState:
         return name
 
     def _own_of(self, value: Any, parameter: Tensor) -> Any:
-        """What the other optimizer has of the state: a count of steps goes on once."""
+        """A state value for the other optimizer; a count of steps increases only once."""
         staged = self.staged.state.get(id(value))
         cut = self.staged.cut
         if staged is not None or cut is None or not isinstance(value, Tensor):
@@ -140,7 +140,7 @@ class _PartState:
         return value if cut.is_last else value.clone()
 
     def write_back(self) -> None:
-        """Give the optimizer what the step has put into the copy."""
+        """Give the optimizer the state that the step has put into the copy."""
         for name, state in self.own.items():
             _write_back(self.public[self.parameters[name]], self.before.get(name, {}), state)
 
@@ -179,7 +179,7 @@ def _seen(options: Mapping[str, object]) -> dict[str, _Seen]:
 
 
 def _is_same(option: Any, seen: _Seen) -> bool:
-    """False also for what cannot be compared."""
+    """False also for values that cannot be compared."""
     version = option._version if isinstance(option, Tensor) else None
     if option is seen.option and version == seen.version:
         return True

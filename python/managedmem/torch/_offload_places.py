@@ -1,4 +1,4 @@
-"""The memory of what offload() moves: on the device, or home on the host, and back.
+"""Moves the memory of tensors for offload(): to the device, or home on the host, and back.
 
 Everything is allocated and copied before the first tensor changes, in both directions.
 """
@@ -35,7 +35,7 @@ class Target:
         return handle
 
     def current(self) -> AbstractContextManager[object]:
-        """The device is torch's current one in the block."""
+        """Make the device torch's current device in the block."""
         return torch.cuda.device(self.place) if self.place.type == "cuda" else nullcontext()
 
     def free(self) -> int:
@@ -63,7 +63,7 @@ def _skew_of(block: _Block) -> int:
 
 @dataclass(slots=True, eq=False)
 class Moved:
-    """A block in its new memory, and what is needed to put its tensors back."""
+    """A block in its new memory, with the data to put its tensors back."""
 
     block: _Block
     base: Tensor  # its bytes, in a storage of their own
@@ -82,7 +82,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Memory:
-    """One slab for blocks, one behind the other."""
+    """One slab for consecutive blocks."""
 
     slab: _Slab
     target: Target
@@ -110,7 +110,7 @@ def host_memory(target: Target, sizes: list[int]) -> tuple[_Slab, list[int]]:
 
 
 def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
-    """Move blocks to the device, but for those that are there; return the way back."""
+    """Move blocks to the device unless they are there; return the data to move them back."""
     away = [block for block in blocks if not _is_there(block, target)]
     if not away:
         return []
@@ -123,7 +123,7 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
 
 
 def move_home(blocks: list[_Block], target: Target) -> tuple[_Slab, list[Moved]]:
-    """Move blocks into page-locked memory of the host, one behind the other."""
+    """Move blocks into consecutive page-locked memory of the host."""
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, blocks)), True), target)
     spans = [(block, memory.span(block)) for block in blocks]
     for block, span in spans:  # before the pages are locked, which takes longer for new ones
@@ -143,7 +143,7 @@ def _first_of(block: _Block) -> Tensor:
 
 
 def _is_there(block: _Block, target: Target) -> bool:
-    """True for memory of the GPU; the emulated driver's is that of its frames."""
+    """True for memory of the GPU; on the emulated driver, frames are."""
     tensors = (t for piece in block.pieces for t in piece.tensors)
     return target.place.type == "cuda" and all(t.device == target.place for t in tensors)
 

@@ -59,7 +59,7 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its blocks, one behind the other."""
+        """The bytes of its consecutive blocks."""
         return sum(size_of(block) for block in self.blocks)
 
 
@@ -75,7 +75,7 @@ class Site:
 
 @dataclass(slots=True)
 class Plan:
-    """What stays on the device, what does not, and the modules whose calls use that."""
+    """The parts that stay on the device, the streamed parts, and the modules that use these."""
 
     sites: list[Site]
     streamed: list[Part]  # in frames or at home
@@ -174,13 +174,13 @@ class _Cutter:
             everything = Part("buffers", buffers, True, place="device", reason=SMALL_PART)
             resident.append(everything)
         streamed = [part for part in streamed if part.place != "device"]
-        # Where some are streamed, the calls of others are announced too, so that all are counted.
+        # If some are streamed, calls of all are announced, so that all are counted.
         called = [p for p in streamed + resident if p.use == "whole" and p.reason not in _UNHOOKED]
         called += [part for part in streamed if part.use == "slices"]
         return Plan(self._sites(parts, called), streamed, resident, frames)
 
     def _together(self, blocks: list[_Block]) -> list[tuple[list[_Block], Use, Place | None]]:
-        """The blocks by what happens to their memory; those of experts alone."""
+        """The blocks, grouped by the treatment of their memory; each block of experts alone."""
         found: dict[tuple[bool, str], list[_Block]] = {}
         alone: list[tuple[list[_Block], Use, Place | None]] = []
         for block in blocks:
@@ -207,7 +207,8 @@ class _Cutter:
             return
         if tensors[0].is_contiguous() and not tensors[0].is_inference():
             nbytes = tensors[0].nbytes // tensors[0].shape[0]
-            # In a frame a slice has the alignment that it has at home: kernels may depend on that.
+            # A slice has the same alignment in a frame as at home, because kernels may depend on
+            # it.
             if nbytes >= LEAST_SLICE and nbytes % ALIGNMENT == 0:
                 part.slice_nbytes = nbytes
 
@@ -267,7 +268,7 @@ class _Cutter:
         return any(id(t) in self.written for piece in block.pieces for t in piece.tensors)
 
     def _is_small_buffer(self, block: _Block) -> bool:
-        """True for what kernels may write in a forward pass, such as statistics."""
+        """True for tensors that kernels may write in a forward pass, such as statistics."""
         tensors = [t for piece in block.pieces for t in piece.tensors]
         limit = min(TINY, self.large // 16)
         return size_of(block) <= limit and not any(isinstance(t, nn.Parameter) for t in tensors)
@@ -325,7 +326,7 @@ def names_data(kind: Any) -> bool:
 
 
 def _reads_data(code: CodeType) -> bool:
-    """True if a function, or one inside of it, names the attribute."""
+    """True if a function, or a function nested in it, names the attribute."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return "data" in code.co_names or any(map(_reads_data, inner))
 

@@ -1,7 +1,7 @@
 """The scratch on a device through which gradients and state pass during a step of the optimizer.
 
-Regions of any size lie one behind the other in one piece of memory, and begin at its start again
-where it ends. A copy engine fills them several parts ahead, and another one empties them.
+A ring buffer holds regions of any size. A copy engine fills them several parts ahead, and another
+empties them.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Ring:
             self.outward = torch.cuda.Stream(target.place)
 
     def begin(self) -> None:
-        """Begin a step, behind what the current stream has queued."""
+        """Begin a step, behind the work of the current stream."""
         self.regions.clear()  # the stream has followed() them
         self.head = 0
         self.follow_home()
 
     def follow_home(self) -> None:
-        """Let what is queued from now on find at home what was written so far."""
+        """Let later work find earlier writes at home."""
         if self.inward is not None and self.outward is not None:
             current = torch.cuda.current_stream(self.place)
             current.wait_stream(self.outward)

@@ -13,7 +13,7 @@ _RESERVE = 5  # a fifth of what is free stays for activations
 
 
 def bytes_of_budget(budget: int | None, homes: list[tuple[Target, nn.Module, str, Found]]) -> int:
-    """The budget in bytes; without one, what is free on the fullest device, less a reserve."""
+    """The budget in bytes; without one, the free memory of the fullest device, less a reserve."""
     if budget is not None:
         return budget
     free = min(target.free() for target, *_ in homes)

@@ -1,6 +1,6 @@
 """The share of gradients and optimizer state in a device's budget.
 
-Owns the decision of what stays on the device. It follows the optimizer's groups, and what trains.
+Decides which tensors stay on the device. It follows the optimizer's groups, and what trains.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _may_train(tensor: Tensor) -> bool:
 
 
 class Share:
-    """What the budget of one device has room for."""
+    """The division of one device's budget."""
 
     def __init__(
         self, optimizer: optim.Optimizer, tensors: list[Tensor], total: int, budget: int
@@ -64,7 +64,7 @@ class Share:
         self.may_pass = 0  # bytes of gradients whose copies home may be under way
         self._scratch = 0  # the room if the parameters exceed the budget
         self.divisions = 0  # how many times it was divided
-        # What sends the gradients of parameters home, which were made before the call.
+        # The hooks that send home gradients from before the call.
         self.homes: list[tuple[Tensor, Callable[[Tensor, bool], None]]] = []
         self._ids: set[int] = set()  # of the trained
         self._counted: set[int] = set()  # of those that had gradients at the last division

@@ -78,7 +78,7 @@ class Turn:
     stays: list[Stay]
 
     def add(self, part: StepPart) -> None:
-        """Let the one visit have another part."""
+        """Add a part to the only visit."""
         (stay,) = self.stays
         stay.parts.append(part)
         stay.parameters += part.parameters
@@ -109,13 +109,13 @@ class Visit:
     staged: Staged
 
     def copy_home(self, _: Tensor) -> None:
-        """Queue the copies of what was written."""
+        """Queue the copies of written tensors."""
         for each in self.copies:
             if each.must_go_home():
                 each.host.copy_(each.scratch, non_blocking=True)
 
     def copy_back(self) -> None:
-        """Copy what was written into the tensors, wherever they are."""
+        """Copy the writes into the tensors, wherever they are."""
         with torch.no_grad():
             for each in filter(_Copy.must_go_home, self.copies):
                 for tensor, view in each.tensors:
@@ -161,7 +161,7 @@ class Visits:
         return visit
 
     def look_ahead(self, target: Target) -> None:
-        """Bring as much as the ring of a device has room for."""
+        """Bring as many parts as the ring of a device has room for."""
         queue = self.queues.get(target)
         while queue and self.is_active() and self._comes(queue[0]):
             queue.popleft()
@@ -175,14 +175,15 @@ class Visits:
                 queue.remove(stay)
 
     def call(self, turn: Turn) -> None:
-        """Let a turn be the next one that is not there yet. It may have had its turn before."""
+        """Put a turn first among the turns that are not there yet. It may have had its turn
+        before."""
         target = turn.parts[0].target
         if (queue := self.queues.get(target)) is not None:
             self.rings[target].follow_home()
             queue.extendleft(reversed(turn.stays))
 
     def end(self, visit: Visit) -> None:
-        """Copy home what the step has written."""
+        """Copy home the writes of the step."""
         if self.is_active():
             visit.ring.empty(visit.region, visit.copy_home)
         if not self.is_active():  # a collection has called remove() meanwhile
@@ -222,7 +223,7 @@ class Visits:
         return [(p, g, h) for p, g, h in gradients if g is not None and _can_visit(p, g, h)]
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
-        """The gradient of a parameter, or what has the shape of the one that comes."""
+        """The gradient of a parameter, or a tensor with the shape of a gradient to come."""
         comes = id(parameter) in self.coming and parameter.requires_grad
         return parameter if comes else parameter.grad
 
@@ -245,7 +246,7 @@ class Visits:
         return True
 
     def _cut(self, part: StepPart, most: int) -> Iterable[Stay]:
-        """Slices of the parameters of a part, whose visits take so many bytes."""
+        """Slices of the parameters of a part, whose visits take at most `most` bytes."""
         for parameter in part.parameters:
             if (grad := self._gradient(parameter)) is None:
                 continue
@@ -258,10 +259,10 @@ class Visits:
                 cut = Cut(start, stop, stop == parameter.numel())
                 yield Stay([part], [parameter], cut)
 
-    # --- what comes -----------------------------------------------------------------------
+    # --- arrivals -------------------------------------------------------------------------
 
     def _comes(self, stay: Stay) -> bool:
-        """Bring what a stay needs, unless it is too large; False if it has to wait."""
+        """Bring the tensors of a stay, unless it is too large; False if it has to wait."""
         ring = self.rings[stay.parts[0].target]
         plan = _Plan()
         for part in stay.parts:
@@ -300,7 +301,7 @@ class _Planned:
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """What comes to a region."""
+    """The tensors for a region."""
 
     size: int = 0
     planned: list[_Planned] = field(default_factory=list)
@@ -338,7 +339,7 @@ class _Plan:
             to.copy_(each.host, non_blocking=True)
 
     def visit(self, ring: Ring, region: Region, cut: Cut | None, unscales: bool) -> Visit:
-        """What the step uses in the place of the tensors."""
+        """The memory that the step uses in place of the tensors."""
         visit = Visit(ring, region, cut, [], Staged({}, {}, cut))
         for each in self.planned:
             scratch = region.scratch[each.place : each.place + each.host.numel()]
@@ -357,7 +358,7 @@ class _Plan:
 
 
 def _view(memory: Tensor, tensor: Tensor, offset: int, cut: Cut | None) -> Tensor:
-    """A tensor, or a slice of one, over other memory."""
+    """A view of other memory with the layout of a tensor, or of its slice."""
     return _on(memory, tensor if cut is None else cut.of(tensor.data), offset)
 
 

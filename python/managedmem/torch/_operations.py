@@ -166,7 +166,7 @@ def advise(
         As for managedmem.advise(): "set_read_mostly", "set_preferred_location", "set_accessed_by",
         or one of them with "unset_".
     location : Device, Host, or a device object of another library
-        Required for set_preferred_location and both accessed_by advices.
+        Required for set_preferred_location and accessed_by advice.
     include_buffers : bool
         True advises the buffers of modules too.
     unsupported : "raise" or "skip"

@@ -61,7 +61,7 @@ def managed_mempool(
         True gives each reader a copy of its own.
     use_on_oom : bool
         A switch of torch: where the device is full, tensors that are made outside of the pool take
-        free blocks of the pool. A new pool has only those of `reserve`.
+        free blocks of the pool. A new pool has only the blocks of `reserve`.
     no_split : bool
         A switch of torch: no two tensors share a block, so that advice and prefetches of one do not
         reach the others.
