@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 MOST_NAMED = 16
@@ -143,7 +145,8 @@ def _remarks(view: Preview) -> Iterator[str]:
     if empty:
         words = "entry without bytes needs" if empty == 1 else "entries without bytes need"
         yield f"{empty} {words} no call"
-    resident = [str(i) for i, entry in enumerate(view.entries) if _was_there(view, entry)]
+    there = _resident(view.ranges)
+    resident = [str(i) for i, entry in enumerate(view.entries) if _was_there(there, entry)]
     if resident:
         more = f" and {len(resident) - MOST_NAMED} more" if len(resident) > MOST_NAMED else ""
         named = ", ".join(resident[:MOST_NAMED])
@@ -156,12 +159,23 @@ def _remarks(view: Preview) -> Iterator[str]:
         )
 
 
-def _was_there(view: Preview, entry: Transfer) -> bool:
+_Extents = tuple[list[int], list[int]]
+"""The starts of ranges, in order, and the highest end up to each."""
+
+
+def _resident(ranges: Iterable[Transfer]) -> dict[str, _Extents]:
+    """The ranges that were last prefetched to their destination, by its name."""
+    extents: dict[str, _Extents] = {}
+    for each in sorted(ranges, key=attrgetter("start")):
+        if each.route == RESIDENT:
+            starts, ends = extents.setdefault(each.place, ([], []))
+            starts.append(each.start)
+            ends.append(max(each.start + each.nbytes, ends[-1] if ends else 0))
+    return extents
+
+
+def _was_there(resident: dict[str, _Extents], entry: Transfer) -> bool:
     """True if a part was last prefetched to its destination, which it may have left since."""
-    return bool(entry.nbytes) and any(
-        each.route == RESIDENT
-        and each.place == entry.place
-        and entry.start < each.start + each.nbytes
-        and each.start < entry.start + entry.nbytes
-        for each in view.ranges
-    )
+    starts, ends = resident.get(entry.place, ([], []))
+    before = bisect_left(starts, entry.start + entry.nbytes)
+    return bool(entry.nbytes and before) and ends[before - 1] > entry.start

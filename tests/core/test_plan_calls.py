@@ -2,6 +2,7 @@
 
 import collections
 import re
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from calls import names
 from constants import KIB, MIB, PAGE
 from foreign_objects import CudaArray
 from managedmem import Device, Host, PrefetchPlan, Stream
+from managedmem._plan_text import RESIDENT, explanation
 from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
@@ -322,6 +324,14 @@ class TestExplain:
         assert "Last prefetched to their destination: entries 4, 7" in text.splitlines()
         plan.execute(stream=stream)
         assert "14, 15 and 16 more" in plan.explain(stream=stream)
+
+    def test_thousands_of_entries_that_were_prefetched_there(self):
+        """In a time that grows with their number, not with its square."""
+        ranges = tuple((RESIDENT, "Device(0)", 8192 * i, 4096) for i in range(8000))
+        begin = time.process_time()
+        text = explanation(False, ranges, ranges, (), None, False, False, False)
+        assert time.process_time() - begin < 1
+        assert "14, 15 and 7984 more" in text
 
     def test_says_which_stream_takes_what_the_default_one_refuses(self, buf, stream):
         plan = PrefetchPlan([(buf, Host())])
