@@ -92,7 +92,7 @@ class TestMaking:
     @pytest.mark.parametrize("bad", [Host(), Host(0), None, True, "cuda:0", 0.0], ids=label)
     def test_a_device_pool_wants_a_device(self, bad):
         with pytest.raises(
-            TypeError, match=r"a Device or the ordinal .*: pass 0, Device\(0\) or a"
+            TypeError, match=r"a Device or its ordinal .*: pass 0, Device\(0\) or a"
         ):
             DeviceMemoryResource(bad)
 
