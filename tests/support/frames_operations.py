@@ -94,6 +94,8 @@ def drop_in_use(w):
 def read_a_slab(w):
     slab = _Slab(0, PAGE + 1, True)
     assert slab.nbytes == 2 * PAGE and slab.handle % PAGE == 0
+    assert _Slab.at(slab.handle + 1, PAGE).device_id == slab.device_id
+    assert _Slab.at(slab.handle, 3 * PAGE) is None
     return _Slab(0, PAGE + 1, False).nbytes
 
 
@@ -114,7 +116,7 @@ FRAMES = {
     "fill a slab": Operation(fill_a_slab, "_Slab.fill"),
     "use parts on the host": Operation(lambda w: use_parts(w, True), silent=AT_HOME),
     "frames dropped in use": Operation(drop_in_use, silent=AT_HOME),
-    "read a slab": Operation(read_a_slab, "_Slab.handle _Slab.nbytes"),
+    "read a slab": Operation(read_a_slab, "_Slab.at _Slab.device_id _Slab.handle _Slab.nbytes"),
     "a part that is none": Operation(
         lambda w: parts_of(PAGE)[0].acquire([PARTS], False, 0, []),
         raises=ValueError,

@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
         "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
     ) from error
 
+from managedmem.torch._load import load_file, load_model, save_file
 from managedmem.torch._moving import to_managed
 from managedmem.torch._offload import Offload, offload
 from managedmem.torch._offload_coverage import Coverage
@@ -39,9 +40,12 @@ __all__ = [
     "UnifiedMemoryUnsupportedError",
     "advise",
     "is_managed",
+    "load_file",
+    "load_model",
     "managed_mempool",
     "offload",
     "prefetch",
+    "save_file",
     "to_host",
     "to_managed",
 ]

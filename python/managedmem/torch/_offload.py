@@ -45,10 +45,12 @@ from managedmem.torch._offload_optimizer import SplitStep
 from managedmem.torch._offload_places import (
     Moved,
     Target,
+    home_of,
     move_back,
     move_home,
     move_to_device,
     size_of,
+    stay_home,
 )
 from managedmem.torch._offload_plan import Part, Plan, make_plan
 from managedmem.torch._offload_room import bytes_of_budget, check_room
@@ -221,11 +223,7 @@ class _Lane:
         """Move what stays to the device, and the other tensors home."""
         stays = [block for part in self.plan.resident for block in part.blocks]
         self.moved += move_to_device(stays, self.target)
-        streamed = [block for part in self.plan.streamed for block in part.blocks]
-        if streamed:
-            slab, moved = move_home(streamed, self.target)
-            self.moved += moved
-            self._make_parts(slab, {id(entry.block): entry for entry in moved})
+        self._make_parts(self._bring_home())
         for part in self.plan.streamed:
             self.places.note(part)
             if self.read_only:
@@ -238,9 +236,30 @@ class _Lane:
         if self.frames is not None and model is not None:
             self.hooks += self.announcer.attach_rounds(model)
 
-    def _make_parts(self, slab: _Slab, moved: dict[int, Moved]) -> None:
-        offset = 0
+    def _bring_home(self) -> dict[int, tuple[_Slab, int]]:
+        """The home of each streamed part by its id: memory with an offset."""
+        homes = {
+            id(part): home
+            for part in self.plan.streamed
+            if (home := home_of(part.blocks, self.target)) is not None
+        }
+        stay = [part for part in self.plan.streamed if id(part) in homes]
+        away = [part for part in self.plan.streamed if id(part) not in homes]
+        if away:
+            slab, moved = move_home([b for part in away for b in part.blocks], self.target)
+            self.moved += moved
+            offset = 0
+            for part in away:
+                homes[id(part)] = slab, offset
+                offset += part.nbytes
+        for part in stay:
+            self.moved += stay_home(part.blocks, homes[id(part)][0], self.target)
+        return homes
+
+    def _make_parts(self, homes: dict[int, tuple[_Slab, int]]) -> None:
+        moved = {id(entry.block): entry for entry in self.moved}
         for part in self.plan.streamed:
+            slab, offset = homes[id(part)]
             if self.frames is not None and part.place == "frames":
                 storages = [moved[id(block)].base.untyped_storage() for block in part.blocks]
                 tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
@@ -249,7 +268,6 @@ class _Lane:
                 )
             elif part.use == "slices" and part.place == "home":
                 self.announcer.add_slices(part, slab, offset)
-            offset += part.nbytes
 
     def watch(self, watch: Watch, name: str) -> None:
         """Count the calls of the streamed parts; `name` is the submodule on this device."""

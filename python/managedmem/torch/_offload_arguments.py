@@ -148,6 +148,17 @@ def homes_of(
 
 
 def _target(device: object) -> Target:
+    target = target_of(device)
+    if target.device.integrated:
+        warnings.warn(
+            f"{target.device} has the memory of the host: offload() frees none of it, and its "
+            "copies take time. Run the model without it",
+            stacklevel=4,
+        )
+    return target
+
+
+def target_of(device: object) -> Target:
     """The device that an argument names."""
     if isinstance(device, bool) or not isinstance(device, Device | torch.device | str | int):
         raise TypeError(
@@ -167,12 +178,6 @@ def _target(device: object) -> Target:
     emulated = managedmem._managedmem._driver_info()["emulated"]
     if not emulated and not torch.cuda.is_available():
         raise ValueError(f"device is {chosen}, but this torch has no CUDA device")
-    if chosen.integrated:
-        warnings.warn(
-            f"{chosen} has the memory of the host: offload() frees none of it, and its copies take "
-            "time. Run the model without it",
-            stacklevel=4,
-        )
     if emulated:
         return Target(chosen, torch.device("cpu"))
     return Target(chosen, torch.device("cuda", chosen.device_id))

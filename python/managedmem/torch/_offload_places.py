@@ -69,7 +69,8 @@ class Moved:
     base: Tensor  # its bytes, in a storage of their own
     origin: torch.device
     pinned: bool
-    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # where it was managed before
+    # Where it was in managed memory, or in that of load_file().
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def tensors(self) -> Iterator[Tensor]:
         """Its tensors that still lie in it."""
@@ -122,6 +123,40 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
     return moved
 
 
+def home_of(blocks: list[_Block], target: Target) -> tuple[_Slab, int] | None:
+    """The memory of load_file() in which blocks lie together, and their offset there."""
+    start, end = min(block.start for block in blocks), max(block.end for block in blocks)
+    if start % ALIGNMENT or end - start > sum(map(size_of, blocks)):
+        return None
+    slab = _slab_of(blocks[0], end - start)
+    if slab is None or slab.device_id != target.device.device_id:
+        return None
+    return (slab, start - slab.handle) if all(map(_is_on_host, blocks)) else None
+
+
+def is_home(tensor: Tensor) -> bool:
+    """True for a tensor in memory of load_file()."""
+    return tensor.is_cpu and tensor.nbytes > 0 and _Slab.at(tensor.data_ptr(), 1) is not None
+
+
+def _slab_of(block: _Block, nbytes: int) -> _Slab | None:
+    return _Slab.at(block.start, nbytes) if _is_on_host(block) else None
+
+
+def _is_on_host(block: _Block) -> bool:
+    return all(t.is_cpu for piece in block.pieces for t in piece.tensors)
+
+
+def stay_home(blocks: list[_Block], slab: _Slab, target: Target) -> list[Moved]:
+    """Let the device have blocks where they lie."""
+    moved = []
+    for block in blocks:
+        span = Span(slab, block.start - slab.handle, block.end - block.start)
+        moved.append(_moved(block, span.tensor(target.place)))
+    _change(moved, target)
+    return moved
+
+
 def move_home(blocks: list[_Block], target: Target) -> tuple[_Slab, list[Moved]]:
     """Move blocks into consecutive page-locked memory of the host."""
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, blocks)), True), target)
@@ -151,7 +186,7 @@ def _is_there(block: _Block, target: Target) -> bool:
 def _moved(block: _Block, base: Tensor) -> Moved:
     first = _first_of(block)
     entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
-    if ManagedBuffer.from_handle(block.start, 1).is_managed:
+    if ManagedBuffer.from_handle(block.start, 1).is_managed or _slab_of(block, 1) is not None:
         entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]
     return entry
 
@@ -194,10 +229,10 @@ def move_back(moved: Iterable[Moved]) -> None:
 
 
 def _into_kept(entry: Moved, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """The tensors with the managed memory they had, filled with the present contents."""
+    """The tensors with the memory they had, filled with the present contents."""
     present = {id(t) for t in tensors}
     changes = [(t, old) for t, old in entry.kept if id(t) in present]
     for tensor, old in changes:
-        if old.numel():
+        if old.numel() and old.data_ptr() != tensor.data_ptr():
             old.copy_(tensor.data)
     return changes

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from managedmem._limits import host_available
-from managedmem.torch._offload_places import Target
+from managedmem.torch._offload_places import Target, is_home
 from managedmem.torch._tensors import Found
 
 _RESERVE = 5  # a fifth of what is free stays for activations
@@ -35,7 +35,7 @@ def check_room(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -
             )
         if needed > target.device.memory_info.free:
             torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
-        at_home += max(0, total - budget)
+        at_home += max(0, total - budget - sum(t.nbytes for _, t in found if is_home(t)))
     available = host_available()
     if available is not None and at_home > available:
         raise MemoryError(

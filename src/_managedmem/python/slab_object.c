@@ -17,6 +17,22 @@ slab_of(PyObject *op)
     return (slab_object *)op;
 }
 
+/* An object that takes over a holder of the slab. */
+static PyObject *
+wrap_slab(PyTypeObject *type, mm_slab *slab)
+{
+    PyObject *self = mm_alloc_object(type);
+
+    if (self == NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        mm_slab_free(slab);
+        Py_END_ALLOW_THREADS
+        return NULL;
+    }
+    slab_of(self)->slab = slab;
+    return self;
+}
+
 static mm_slab *
 make_slab(mm_driver *cu, int device, size_t size, bool on_host, mm_status *st)
 {
@@ -35,7 +51,7 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     enum { DEVICE, NBYTES, ON_HOST, ARGC };
     static mm_signature signature = {.doc = slab_doc};
     mm_state *state = mm_type_state(type);
-    PyObject *argv[ARGC], *self;
+    PyObject *argv[ARGC];
     bool on_host = false;
     mm_driver *cu;
     size_t size, device;
@@ -52,18 +68,28 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     Py_BEGIN_ALLOW_THREADS
     slab = make_slab(cu, (int)device, size, on_host, &st);
     Py_END_ALLOW_THREADS
-    if (slab == NULL) {
-        return mm_raise(state, &st);
-    }
-    self = mm_alloc_object(type);
-    if (self == NULL) {
-        Py_BEGIN_ALLOW_THREADS
-        mm_slab_free(slab);
-        Py_END_ALLOW_THREADS
+    return slab != NULL ? wrap_slab(type, slab) : mm_raise(state, &st);
+}
+
+PyDoc_STRVAR(slab_at_doc, "at(address, nbytes)\n--\n\n"
+                          "The page-locked memory of the host that has these bytes, or None.");
+
+static PyObject *
+slab_at(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { ADDRESS, NBYTES, ARGC };
+    static mm_signature signature = {.doc = slab_at_doc};
+    PyObject *argv[ARGC];
+    size_t address, size;
+    mm_slab *slab;
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_read_size(argv[ADDRESS], "address", &address) < 0
+        || mm_read_size(argv[NBYTES], "nbytes", &size) < 0) {
         return NULL;
     }
-    slab_of(self)->slab = slab;
-    return self;
+    slab = mm_slab_hold(address, size);
+    return slab != NULL ? wrap_slab((PyTypeObject *)type, slab) : Py_NewRef(Py_None);
 }
 
 static void
@@ -183,6 +209,12 @@ slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
 }
 
 static PyObject *
+slab_get_device_id(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(slab_of(op)->slab->device);
+}
+
+static PyObject *
 slab_get_handle(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyLong_FromUnsignedLongLong(slab_of(op)->slab->start);
@@ -195,12 +227,14 @@ slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef slab_methods[] = {
+    MM_CLASS_METHOD("at", slab_at, slab_at_doc),
     {"lock", slab_lock, METH_NOARGS, slab_lock_doc},
     MM_METHOD("fill", slab_fill, slab_fill_doc),
     {NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef slab_properties[] = {
+    {"device_id", slab_get_device_id, NULL, "The ordinal of the device.", NULL},
     {"handle", slab_get_handle, NULL, "The address.", NULL},
     {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

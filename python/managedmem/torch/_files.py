@@ -1,0 +1,182 @@
+"""Files of safetensors: where each tensor lies in them, and the bytes that are written."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER = 100_000_000  # bytes, as the format's own reader has it
+_METADATA = "__metadata__"
+_INDEX = ".safetensors.index.json"
+_PIECE = 64 << 20  # bytes that are written at once
+_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(torch, name)}
+_KEYS = {dtype: key for key, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor in a file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    path: Path
+    start: int  # in the file
+    nbytes: int
+
+
+def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
+    """The tensors of a file, of the files that an index names, or of those in a folder."""
+    chosen = Path(os.fspath(path))
+    if chosen.is_dir():
+        chosen = _file_in(chosen)
+    if not chosen.name.endswith(".json"):
+        return {entry.name: entry for entry in _read_header(chosen)}
+    entries: dict[str, Entry] = {}
+    places = _read_index(chosen)
+    for name in sorted(set(places.values())):
+        entries |= {entry.name: entry for entry in _read_header(chosen.parent / name)}
+    lost = sorted(name for name in places if name not in entries)
+    if lost:
+        raise ValueError(f"{chosen} names {lost[0]!r}, which {places[lost[0]]} does not have")
+    return {name: entries[name] for name in places}
+
+
+def _file_in(folder: Path) -> Path:
+    """The only index of a folder, or its only file."""
+    for ending in (_INDEX, ".safetensors"):
+        found = sorted(each for each in folder.iterdir() if each.name.endswith(ending))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(each.name for each in found[:3])
+            raise ValueError(
+                f"{folder} has {len(found)} files that may be meant ({names}): name one"
+            )
+    raise FileNotFoundError(f"{folder} has no file whose name ends in .safetensors")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    try:
+        places = json.loads(path.read_bytes())["weight_map"]
+        if all(isinstance(file, str) for file in places.values()):
+            return dict(places)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        pass
+    raise ValueError(f"{path} is no index of safetensors: it has no weight_map of names to files")
+
+
+def _read_header(path: Path) -> Iterator[Entry]:
+    """The tensors of one file; ValueError if it is no whole file of safetensors."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MOST_HEADER + 1
+        if length > min(_MOST_HEADER, size - _LENGTH.size):
+            raise ValueError(f"{path} is no file of safetensors, or it was cut off in its header")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        rows = [(name, *_read_row(row)) for name, row in header.items() if name != _METADATA]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} has a header that is none of safetensors: {error}") from None
+    first = _LENGTH.size + length
+    for name, key, shape, begin, end in rows:
+        dtype = _DTYPES.get(key)
+        if dtype is None:
+            raise ValueError(f"{path}: {name!r} has dtype {key}, which this torch does not have")
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(
+                f"{path}: {name!r} has {end - begin} bytes for {math.prod(shape)} elements of {key}"
+            )
+        if first + end > size:
+            raise ValueError(
+                f"{path} was cut off: {name!r} ends at {first + end:,} of {size:,} bytes"
+            )
+        yield Entry(name, dtype, shape, path, first + begin, end - begin)
+
+
+def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
+    shape, (begin, end) = row["shape"], row["data_offsets"]
+    numbers = [*shape, begin, end]
+    if not all(type(number) is int and number >= 0 for number in numbers) or begin > end:
+        raise ValueError(f"a tensor with shape {shape} from {begin} to {end}")
+    return str(row["dtype"]), tuple(shape), begin, end
+
+
+# --- writing ------------------------------------------------------------------------------
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a file beside the path, and put it there when it is whole."""
+    header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # aligned
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": _KEYS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(_LENGTH.pack(len(text)) + text)
+            for tensor in tensors.values():
+                for piece in _pieces(tensor):
+                    file.write(piece)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor on any device, some at a time."""
+    flat = tensor.detach().reshape(-1)
+    count = max(1, _PIECE // flat.element_size())
+    for first in range(0, flat.numel(), count):
+        piece = flat[first : first + count].resolve_conj().resolve_neg().cpu()
+        yield memoryview((ctypes.c_uint8 * piece.nbytes).from_address(piece.data_ptr()))
+
+
+def check_writable(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a tensor that the format does not have."""
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise ValueError(f"{name!r} is {kind}, which a file of safetensors cannot have")
+    if tensor.dtype not in _KEYS:
+        raise ValueError(f"{name!r} has {tensor.dtype}, which a file of safetensors cannot have")

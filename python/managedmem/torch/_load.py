@@ -1,0 +1,283 @@
+"""Weights from files straight into the memory from which offload() streams them, and back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from managedmem import Device
+from managedmem._limits import host_available
+from managedmem._managedmem import _Slab
+from managedmem.torch._files import Entry, check_writable, entries_of, write
+from managedmem.torch._offload_arguments import target_of
+from managedmem.torch._offload_frames import Span
+from managedmem.torch._offload_places import ALIGNMENT
+
+_Path: TypeAlias = "str | os.PathLike[str]"
+_Device: TypeAlias = "Device | torch.device | str | int"
+_PIECE = 16 << 20  # bytes that a thread reads at once
+_THREADS = 16
+_SHOWN = 3  # names in an error
+
+
+def load_file(
+    path: _Path, *, device: _Device | None = None, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Read tensors of safetensors into page-locked memory of the host, where offload() leaves them.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A file, an index of several files (``model.safetensors.index.json``), or a folder that has
+        one of these.
+    device : Device, torch.device, str or int, optional
+        The GPU that will use them; by default the current one.
+    dtype : torch.dtype, optional
+        A floating-point dtype for all floating-point tensors; by default they keep their own.
+
+    Threads read the files into one piece of memory of the tensors' size, without a second copy.
+    Returns CPU tensors by name. The memory is freed with the last of them. offload() of a module
+    whose tensors these are copies nothing where the tensors of a block lie together, as
+    load_model() places them.
+
+    Raises ValueError for a file that is none of safetensors, is cut off, or has a dtype that this
+    torch lacks, FileNotFoundError, TypeError for other arguments, MemoryError if the host has no
+    room, and CUDAError if the driver does not lock the memory. Safe from every thread.
+    Driver: cuMemHostRegister.
+    """
+    _check_dtype(dtype)
+    entries = entries_of(path)
+    return _read(list(entries.values()), _device_of(device), dtype)
+
+
+def load_model(
+    model: nn.Module,
+    path: _Path,
+    *,
+    device: _Device | None = None,
+    dtype: torch.dtype | None = None,
+    strict: bool = True,
+) -> tuple[list[str], list[str]]:
+    """Give a module the tensors of a file, as load_file() reads them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The module. Its parameters may be on the meta device, so that they never had memory.
+    path, device, dtype
+        As for load_file().
+    strict : bool
+        False lets the file lack tensors of the model, and have others.
+
+    The memory is in the order of the modules, so that offload() streams it where it lies. Tied
+    parameters stay tied; a file needs one of their names. The module's load_state_dict() takes the
+    tensors with assign=True: parameters are new objects, so make the optimizer afterwards.
+
+    Returns the names that the file lacks, and those that the model lacks. Raises RuntimeError for
+    these if strict is true, and for other shapes, ValueError for a buffer on the meta device that
+    no file has, and what load_file() raises; the module is unchanged then. No other thread may use
+    the module during the call. Driver: cuMemHostRegister.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict must be True or False, got {strict!r}")
+    _check_dtype(dtype)
+    entries = entries_of(path)
+    state = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }
+    tied: dict[int, list[str]] = {}  # the names of each tensor
+    for name, value in state.items():
+        tied.setdefault(id(value), []).append(name)
+    sources = {key: next((n for n in names if n in entries), None) for key, names in tied.items()}
+    missing = [tied[key][0] for key, source in sources.items() if source is None]
+    unexpected = [name for name in entries if name not in state]
+    _check_names(missing, unexpected, strict)
+    wanted = {source: state[source] for source in sources.values() if source is not None}
+    _check_shapes(wanted, entries)
+    _check_buffers(model, state)
+    tensors = _read([entries[name] for name in wanted], _device_of(device), dtype)
+    found: dict[str, Tensor] = {}
+    for key, source in sources.items():
+        if source is not None:
+            loaded = tensors[source]
+            if isinstance(state[source], nn.Parameter):
+                loaded = nn.Parameter(loaded, requires_grad=state[source].requires_grad)
+            found |= dict.fromkeys(tied[key], loaded)
+    model.load_state_dict(found, strict=False, assign=True)
+    return missing, unexpected
+
+
+def save_file(
+    tensors: nn.Module | Mapping[str, Tensor],
+    path: _Path,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write the tensors of a module, or named tensors, to a file of safetensors.
+
+    Parameters
+    ----------
+    tensors : torch.nn.Module or mapping of names to tensors
+        A module stands for its state_dict(). It may be offloaded: each tensor is read where it is,
+        64 MiB at a time.
+    path : str or path-like
+        The file. It appears when it is whole; one that was there stays until then.
+    metadata : mapping of str to str, optional
+        Text for the file's header, such as ``{"format": "pt"}``, which Transformers expects.
+
+    Of tied parameters, the file has the first name. Raises TypeError and ValueError for what a file
+    cannot have, before anything is written, and OSError. Nothing may write the tensors during the
+    call. Driver: cuMemcpyDtoHAsync, by torch.
+    """
+    if isinstance(tensors, nn.Module):
+        tensors = {
+            name: value
+            for name, value in tensors.state_dict(keep_vars=True).items()
+            if isinstance(value, Tensor)
+        }
+    elif not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must be a module or a mapping, got {type(tensors).__name__}")
+    texts = {} if metadata is None else dict(metadata)
+    if not all(isinstance(text, str) for item in texts.items() for text in item):
+        raise TypeError(f"metadata must have text for text, got {metadata!r}")
+    distinct: dict[int, tuple[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise TypeError(f"tensors must have tensors by name, got {name!r}: {value!r}")
+        check_writable(name, value)
+        distinct.setdefault(id(value), (name, value))
+    write(Path(os.fspath(path)), dict(distinct.values()), texts)
+
+
+# --- checks -------------------------------------------------------------------------------
+
+
+def _check_dtype(dtype: torch.dtype | None) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+
+
+def _device_of(device: _Device | None) -> int:
+    return target_of("cuda" if device is None else device).device.device_id
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def _check_names(missing: list[str], unexpected: list[str], strict: bool) -> None:
+    problems = [f"the file lacks {_some(missing)}"] if missing else []
+    problems += [f"the model lacks {_some(unexpected)}"] if unexpected else []
+    if strict and problems:
+        raise RuntimeError(f"load_model(): {'; '.join(problems)}. strict=False ignores it")
+
+
+def _check_shapes(wanted: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> None:
+    for name, tensor in wanted.items():
+        if tuple(tensor.shape) != entries[name].shape:
+            raise RuntimeError(
+                f"load_model(): {name!r} has shape {tuple(tensor.shape)} in the model and "
+                f"{entries[name].shape} in the file"
+            )
+
+
+def _check_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and name not in state:
+            raise ValueError(
+                f"load_model(): the buffer {name!r} is on the meta device, and files have only "
+                "persistent ones: make the module with its parameters alone on the meta device, as "
+                "accelerate.init_empty_weights(include_buffers=False) does"
+            )
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+def _read(entries: list[Entry], device: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The tensors in memory of one piece, in this order."""
+    offsets: list[int] = []
+    used = 0
+    for entry in entries:
+        offsets.append(used)
+        size = entry.nbytes // entry.dtype.itemsize * _dtype_of(entry, dtype).itemsize
+        used += -(-size // ALIGNMENT) * ALIGNMENT
+    available = host_available()
+    if available is not None and used > available:
+        raise MemoryError(
+            f"the tensors take {used:,} bytes of host memory, and {available:,} are available"
+        )
+    if not used:
+        return {e.name: torch.empty(e.shape, dtype=_dtype_of(e, dtype)) for e in entries}
+    slab = _Slab(device, used, True)
+    tensors = [
+        _tensor_at(slab, offset, entry.shape, _dtype_of(entry, dtype))
+        for entry, offset in zip(entries, offsets, strict=True)
+    ]
+    _fill(entries, tensors)
+    slab.lock()
+    return {entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)}
+
+
+def _dtype_of(entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype
+
+
+def _tensor_at(slab: _Slab, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor with a storage of its own, which keeps the memory."""
+    tensor = torch.empty(0, dtype=dtype)
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    if nbytes == 0:
+        return tensor.reshape(shape)
+    base = Span(slab, offset, nbytes).tensor(torch.device("cpu"))
+    strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+    return tensor.set_(base.untyped_storage(), 0, shape, strides)
+
+
+def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor]) -> None:
+    """Read the files in pieces, by threads: one alone reads at a third of the rate."""
+    with ExitStack() as stack, ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        files: dict[Path, int] = {}
+        jobs = []
+        for entry, tensor in zip(entries, tensors, strict=True):
+            if entry.path not in files:
+                files[entry.path] = stack.enter_context(entry.path.open("rb")).fileno()
+            for first in range(0, entry.nbytes, _PIECE):
+                size = min(_PIECE, entry.nbytes - first)
+                jobs.append((files[entry.path], entry, first, size, tensor))
+        for _ in pool.map(lambda job: _read_piece(*job), jobs):
+            pass
+
+
+def _read_piece(file: int, entry: Entry, first: int, size: int, tensor: Tensor) -> None:
+    """Read some bytes of a tensor, and convert them if it has another dtype."""
+    if tensor.dtype == entry.dtype:
+        _read_bytes(file, entry, first, size, tensor.data_ptr() + first)
+        return
+    piece = torch.empty(size // entry.dtype.itemsize, dtype=entry.dtype)
+    _read_bytes(file, entry, first, size, piece.data_ptr())
+    begin = first // entry.dtype.itemsize
+    tensor.view(-1)[begin : begin + piece.numel()].copy_(piece)
+
+
+def _read_bytes(file: int, entry: Entry, first: int, size: int, address: int) -> None:
+    memory = memoryview((ctypes.c_uint8 * size).from_address(address))
+    done = 0
+    while done < size:
+        count = os.preadv(file, [memory[done:]], entry.start + first + done)
+        if count == 0:
+            raise ValueError(f"{entry.path} was cut off while {entry.name!r} was read")
+        done += count
