@@ -79,10 +79,10 @@ flag(bool is_set)
 
 PyObject *
 mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options,
-                    const mm_plan_entry *all, size_t count)
+                    const mm_plan_entry *entries, size_t count)
 {
-    PyObject *entries = entry_tuples(all, count);
-    PyObject *ranges = entries ? range_tuples(p) : NULL;
+    PyObject *listed = entry_tuples(entries, count);
+    PyObject *ranges = listed ? range_tuples(p) : NULL;
     PyObject *edges = ranges ? edge_sizes(p->edges) : NULL;
     PyObject *deferred = edges ? deferral(p) : NULL;
     PyObject *module = deferred ? PyImport_ImportModule("managedmem._plan_text") : NULL;
@@ -90,7 +90,7 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
 
     if (module != NULL) {
         text = PyObject_CallMethod(
-            module, "explanation", "OOOOOOOO", flag(p->op == MM_DISCARD_PREFETCH), entries, ranges,
+            module, "explanation", "OOOOOOOO", flag(p->op == MM_DISCARD_PREFETCH), listed, ranges,
             edges, deferred, flag(options->dispatch == MM_DISPATCH_BATCH),
             flag(options->defer == MM_DEFER_YES), flag(mm_is_legacy_stream(options->stream)));
     }
@@ -98,6 +98,6 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
     Py_XDECREF(deferred);
     Py_XDECREF(edges);
     Py_XDECREF(ranges);
-    Py_XDECREF(entries);
+    Py_XDECREF(listed);
     return text;
 }
