@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._moving import _blocks, _swap
 from managedmem.torch._offload_arguments import (
     asked_places,
-    check_model,
     check_parameters,
     check_read_only,
     checked_optimizer,
@@ -32,8 +31,12 @@ from managedmem.torch._offload_arguments import (
     homes_of,
     tensors_of,
 )
-from managedmem.torch._offload_backward_step import BackwardStep, check_step_in_backward, whole
-from managedmem.torch._offload_children import Claim, check_claims
+from managedmem.torch._offload_backward_step import (
+    BackwardStep,
+    check_step_in_backward,
+    whole_parameters,
+)
+from managedmem.torch._offload_children import Claim, check_children, check_claims
 from managedmem.torch._offload_choice import TOO_LARGE, Place
 from managedmem.torch._offload_compiled import drop_compiled
 from managedmem.torch._offload_coverage import Coverage, Watch
@@ -56,15 +59,23 @@ from managedmem.torch._offload_plan import Part, Plan, make_plan
 from managedmem.torch._offload_room import bytes_of_budget, check_room
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_slices import SlicedPart
+from managedmem.torch._offload_together import as_one, kind_of, roots_of
 from managedmem.torch._offload_visits import StepPart
 from managedmem.torch._tensors import Found
 
 _Device: TypeAlias = "Device | torch.device | str | int"
+
+
+class _HasComponents(Protocol):
+    @property
+    def components(self) -> Mapping[str, Any]: ...
+
+
 _KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
 
 
 def offload(
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module] | _HasComponents,
     device: _Device | Mapping[str, _Device],
     *,
     budget: int | str,
@@ -78,8 +89,11 @@ def offload(
 
     Parameters
     ----------
-    model : torch.nn.Module
-        A module on the CPU or on a CUDA device. Its Parameter objects stay the same.
+    model : torch.nn.Module, pipeline, mapping or iterable of modules
+        A module on the CPU or on a CUDA device. Its Parameter objects stay the same. Several share
+        the budget, such as an encoder and a decoder: give them in a list or a dict, or give what
+        has them in `components`, such as a pipeline of diffusers. Their names, or their numbers in
+        the list, come before the names of their submodules, and a parameter of two counts once.
     device : Device, torch.device, str, int, or a mapping of submodule names to these
         Where the model runs. With a mapping, each submodule runs on its device, with a budget of
         its own; together they must hold every parameter.
@@ -139,22 +153,23 @@ def offload(
             "does not know: use another version of torch, and report this one"
         )
     wanted = read_budget(budget)
-    check_model(model)
-    _refuse_offloaded(model)
+    whole = as_one(model)
+    check_children(whole)
+    _refuse_offloaded(whole)
     optimizer = checked_optimizer(optimizer)
-    chosen = chosen_blocks(model, blocks)
-    tensors = tensors_of(model)
-    check_claims(model, tensors)
-    homes = homes_of(model, device, tensors)
+    chosen = chosen_blocks(whole, blocks)
+    tensors = tensors_of(whole)
+    check_claims(whole, tensors)
+    homes = homes_of(whole, device, tensors)
     if optimizer is not None:
-        check_parameters(model, optimizer)
+        check_parameters(whole, optimizer)
     check_read_only(read_only, optimizer)
     check_step_in_backward(step_in_backward, optimizer)
-    asked = asked_places(model, places)
+    asked = asked_places(whole, places)
     limit = bytes_of_budget(wanted, homes)
     check_room(homes, limit)
     handle = object.__new__(Offload)
-    handle._start(model, homes, limit, optimizer, chosen, asked, read_only, step_in_backward)
+    handle._start(whole, homes, limit, optimizer, chosen, asked, read_only, step_in_backward)
     return handle
 
 
@@ -207,7 +222,6 @@ class _Lane:
         self.announcer = Announcer(
             target, self.groups, self.frames, self.versions, self.places, read_only
         )
-        self.model = weakref.ref(model)
         self.final: dict[str, int] | None = None
         self.last_error: str | None = None
 
@@ -219,7 +233,7 @@ class _Lane:
             self.target.device.device_id, self.plan.frames, self.target.place.type == "cpu"
         )
 
-    def fill(self) -> None:
+    def fill(self, model: nn.Module) -> None:
         """Move what stays to the device, and the other tensors home."""
         stays = [block for part in self.plan.resident for block in part.blocks]
         self.moved += move_to_device(stays, self.target)
@@ -232,9 +246,8 @@ class _Lane:
         self.announcer.start()
         for site in self.plan.sites:
             self.hooks += self.announcer.attach(site)
-        model = self.model()
-        if self.frames is not None and model is not None:
-            self.hooks += self.announcer.attach_rounds(model)
+        for root in roots_of(model) if self.frames is not None else ():
+            self.hooks += self.announcer.attach_rounds(root)
 
     def _bring_home(self) -> dict[int, tuple[_Slab, int]]:
         """The home of each streamed part by its id: memory with an offset."""
@@ -397,7 +410,7 @@ class Offload:
         read_only: bool,
         step_in_backward: bool,
     ) -> None:
-        self._kind = type(model).__name__  # no reference to the model, which keeps the handle
+        self._kind = kind_of(model)  # no reference to the model, which keeps the handle
         self._optimizer_ref = None if optimizer is None else weakref.ref(optimizer)
         self._budget = budget
         self._lanes: list[_Lane] = []
@@ -418,7 +431,7 @@ class Offload:
                 for target, module, name, found in homes:
                     lane = _Lane(target, module, found, budget, optimizer, chosen, asked, read_only)
                     self._lanes.append(lane)
-                    self._lanes[-1].fill()
+                    lane.fill(module)
                     lane.watch(self._watch, name)
                 self._watch_hooks = self._watch.attach()
                 if self._watch_hooks:
@@ -431,9 +444,9 @@ class Offload:
             self.remove()
             raise
         self._claim = Claim(self._kind, [entry for _, _, _, found in homes for entry in found])
-        for module in model.modules():
-            self._modules.add(module)
-            vars(module)[_KEPT] = self
+        for each in model.modules():
+            self._modules.add(each)
+            vars(each)[_KEPT] = self
 
     def _warn_of_what_does_not_fit(self) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
@@ -494,7 +507,7 @@ class Offload:
         """
         self._shares = [lane.share for lane in self._lanes]
         lanes = [lane for lane in self._lanes if lane.share.can_be_exceeded()]
-        early = [] if stepped is None else whole(stepped, self._shares)
+        early = [] if stepped is None else whole_parameters(stepped, self._shares)
         not_home = set(map(id, early))
         for lane in lanes:
             room = GradientRoom(lane.target, lane.share)

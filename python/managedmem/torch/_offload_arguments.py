@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import managedmem
 from managedmem import Device
 from managedmem.torch._moving import _check_movable
-from managedmem.torch._offload_children import check_children
 from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_optimizer import innermost
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import is_called
+from managedmem.torch._offload_together import kind_of
 from managedmem.torch._tensors import Found
 
 
@@ -41,12 +41,6 @@ def asked_places(model: nn.Module, places: object) -> dict[int, Place]:
         else:
             raise ValueError(f"places has {name!r}, which is no submodule or tensor of the model")
     return found
-
-
-def check_model(model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    check_children(model)
 
 
 def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[int, str]:
@@ -115,7 +109,7 @@ def tensors_of(model: nn.Module) -> Found:
         _check_movable(name, tensor)
         named.setdefault(id(tensor), (name, tensor))
     if not any(isinstance(t, nn.Parameter) and t.numel() for _, t in named.values()):
-        raise ValueError(f"model ({type(model).__name__}) has no parameters to offload")
+        raise ValueError(f"model ({kind_of(model)}) has no parameters to offload")
     return list(named.values())
 
 

@@ -30,6 +30,7 @@ from managedmem.torch._offload_optimizer import Lane, SplitStep, can_split, has_
 from managedmem.torch._offload_partial import PartialStep
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_shares import Share
+from managedmem.torch._offload_together import roots_of
 from managedmem.torch._offload_visits import Stay, StepPart, Turn, Visits
 
 _OLDER = (
@@ -80,7 +81,7 @@ def check_step_in_backward(wanted: object, optimizer: optim.Optimizer | None) ->
         )
 
 
-def whole(model: nn.Module, shares: Iterable[Share]) -> list[Tensor]:
+def whole_parameters(model: nn.Module, shares: Iterable[Share]) -> list[Tensor]:
     """The parameters of one module alone: the gradients of others may come in pieces."""
     every = (id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     shared = {key for key, count in Counter(every).items() if count > 1}
@@ -117,7 +118,7 @@ class BackwardStep(SplitStep):
         self.stepped = 0  # parts
         self.visits: Visits | None = None  # of the latest pass, as is the next
         self.partial: PartialStep | None = None
-        self.hooks = [model.register_forward_pre_hook(_Unwrapped(self))]
+        self.hooks = [r.register_forward_pre_hook(_Unwrapped(self)) for r in roots_of(model)]
         for parameter in chosen:
             self.hooks += _hooked(parameter, self)
 

@@ -17,6 +17,7 @@ from managedmem.torch._offload_compiled import (
     is_compiled,
     is_compiled_in_place,
 )
+from managedmem.torch._offload_together import kind_of
 from managedmem.torch._tensors import Found
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel"}
@@ -89,7 +90,7 @@ def check_claims(model: nn.Module, found: Iterable[tuple[str, Tensor]]) -> None:
             other = claim.names.get(_place(tensor))
             if other is not None:
                 raise ValueError(
-                    f"{name!r} of the model ({type(model).__name__}) is in the memory of {other!r} "
+                    f"{name!r} of the model ({kind_of(model)}) is in the memory of {other!r} "
                     f"of another offloaded model ({claim.model}): call remove() on its "
                     "handle first, or give one of them a copy of the parameter"
                 )

@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from managedmem.torch._offload_compiled import in_compiled_code
 from managedmem.torch._offload_copies import inert
 from managedmem.torch._offload_outputs import nodes_of
 from managedmem.torch._offload_plan import _LOOKUPS, Part
+from managedmem.torch._offload_together import roots_of
 
 _FIRST = "_compiled_call_impl"  # what torch calls in place of a module's hooks and forward
 _UNSEEN = (
@@ -77,7 +78,8 @@ class _Tally:
     backward: int = 0  # of these
     missed: int = 0
     bus_bytes: int = 0
-    seen_when_missed: int | None = None  # in the first call of the model
+    # What the first call of a root saw, if it also used the part unseen; by the id of the root.
+    seen_when_missed: dict[int, int] = field(default_factory=dict)
 
     def miss(self) -> None:
         """Count a use that was not announced."""
@@ -109,22 +111,22 @@ class _Pass:
 
 
 class _Local(threading.local):
-    """The calls of the model under way in one thread."""
+    """The calls of roots under way in one thread."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[int, int]] = []  # the seen calls of each part at their starts
 
 
 class Watch:
-    """The tallies of one offloaded model."""
+    """The tallies of one offloaded model, or of several: its roots."""
 
     def __init__(self, model: nn.Module) -> None:
         self.active = True
-        self._model = weakref.ref(model)
+        self._roots = [weakref.ref(root) for root in roots_of(model)]
         self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         self.places: dict[int, list[_Tally]] = {}  # by the address of a storage
-        self.has_watched = False  # the operations of a call of the model
         self._tallies: dict[int, _Tally] = {}  # by the id of a part
+        self._watched: set[int] = set()  # the ids of roots whose operations were watched in a call
         self._passes: dict[int, _Pass] = {}
         self._local = _Local()
         self._has_warned = False
@@ -141,23 +143,27 @@ class Watch:
             self.places.setdefault(piece.storage.data_ptr(), []).append(tally)
 
     def attach(self) -> list[RemovableHandle]:
-        """Hook the model, and the lookups in it; nothing if nothing is streamed."""
-        model = self._model()
-        if not self._tallies or model is None:
-            return []
+        """Hook the roots, and the lookups in them; nothing if nothing is streamed."""
+        hooks: list[RemovableHandle] = []
+        for ref in self._roots if self._tallies else ():
+            if (root := ref()) is not None:
+                hooks += self._attach_to(root)
+        return hooks
+
+    def _attach_to(self, root: nn.Module) -> list[RemovableHandle]:
         hooks = [
-            model.register_forward_pre_hook(_RoundStart(self), prepend=True),
-            model.register_forward_hook(_RoundEnd(self), always_call=True),
+            root.register_forward_pre_hook(_RoundStart(self), prepend=True),
+            root.register_forward_hook(_RoundEnd(self), always_call=True),
         ]
-        for module in model.modules():
+        for module in root.modules():
             weight = module._parameters.get("weight")
             if getattr(type(module), "forward", None) in _LOOKUPS and weight is not None:
                 for tally in self.places.get(weight.untyped_storage().data_ptr(), ()):
                     tally.is_lookup = not tally.is_acquired
                     hook = _Lookup(self, tally)
                     hooks.append(module.register_forward_hook(hook, with_kwargs=True))
-        if getattr(model, _FIRST, self) is None and hasattr(_Probe, "ignore_compile_internals"):
-            vars(model)[_FIRST] = _FirstCall(self, model)
+        if getattr(root, _FIRST, self) is None and hasattr(_Probe, "ignore_compile_internals"):
+            vars(root)[_FIRST] = _FirstCall(self, root)
         return hooks
 
     def stop(self) -> None:
@@ -165,9 +171,9 @@ class Watch:
         if self.active:
             self._final = self.result()
         self.active = False
-        model = self._model()
-        if model is not None:
-            _end_first_call(model)
+        for ref in self._roots:
+            if (root := ref()) is not None:
+                _end_first_call(root)
         with self._lock:
             self._tallies, self.places = {}, {}
             self._passes.clear()
@@ -211,14 +217,18 @@ class Watch:
             tally.seen += 1
             tally.bus_bytes += nbytes
 
-    # --- calls of the model -----------------------------------------------------------------
+    # --- calls of the roots -----------------------------------------------------------------
+
+    def seen(self) -> dict[int, int]:
+        """The announced calls of each part so far, by the id of the part."""
+        return {key: tally.seen for key, tally in self._tallies.items()}
 
     def begin_round(self) -> None:
-        """A call of the model begins."""
-        self._local.rounds.append({key: tally.seen for key, tally in self._tallies.items()})
+        """A call of a root begins."""
+        self._local.rounds.append(self.seen())
 
-    def end_round(self, output: Any) -> None:
-        """A call of the model ends: notice the parts that it used without an announcement."""
+    def end_round(self, root: nn.Module, output: Any) -> None:
+        """A call of a root ends: notice the parts that it used without an announcement."""
         before = self._local.rounds.pop() if self._local.rounds else {}
         if torch.is_grad_enabled():
             me = weakref.ref(self)  # torch keeps the hooks as long as the output
@@ -233,18 +243,23 @@ class Watch:
         with self._lock:
             for key, tally in self._tallies.items():
                 since = tally.seen - before.get(key, tally.seen)
-                if tally.seen_when_missed is not None and since <= tally.seen_when_missed:
+                if since <= tally.seen_when_missed.get(id(root), -1):
                     tally.miss()  # as in the first call
 
-    def end_first_round(self, missed: dict[int, tuple[_Tally, str | None]]) -> None:
-        """Count parts that operations of the first call used without an announcement."""
+    def end_first_round(
+        self,
+        root: nn.Module,
+        missed: dict[int, tuple[_Tally, str | None]],
+        before: dict[int, int],
+    ) -> None:
+        """Count parts that operations of a first call used without an announcement."""
         with self._lock:
-            if self.has_watched or not self.active:
+            if id(root) in self._watched or not self.active:
                 return
-            self.has_watched = True
+            self._watched.add(id(root))
             for tally, _ in missed.values():
                 tally.miss()
-                tally.seen_when_missed = tally.seen
+                tally.seen_when_missed[id(root)] = tally.seen - before.get(id(tally.part), 0)
         for tally, user in missed.values():
             name, by = repr(tally.name or "model"), repr(user or "model")
             if user is None:
@@ -335,7 +350,7 @@ class _RoundStart(_Hook):
 class _RoundEnd(_Hook):
     def __call__(self, module: nn.Module, arguments: object, output: object) -> None:
         if not torch.compiler.is_compiling() and self.is_on(module):
-            self.watch.end_round(output)
+            self.watch.end_round(module, output)
 
 
 class _Lookup(_Hook):
@@ -376,7 +391,7 @@ class _PassEnd:
 
 
 class _FirstCall:
-    """Stands before the hooks of the model until it has returned once, to watch its operations."""
+    """Stands before the hooks of a root until it has returned once, to watch its operations."""
 
     def __init__(self, watch: Watch, model: nn.Module) -> None:
         self.watch = watch
@@ -392,10 +407,11 @@ class _FirstCall:
         assert module is not None
         if module is not model or in_compiled_code() or not self.watch.active:
             return module._call_impl(*given, **named)
+        before = self.watch.seen()
         with _Probe(self.watch) as probe:
             result = module._call_impl(*given, **named)
         _end_first_call(module)
-        self.watch.end_first_round(probe.missed)
+        self.watch.end_first_round(module, probe.missed, before)
         return result
 
 

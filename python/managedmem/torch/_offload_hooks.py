@@ -309,7 +309,7 @@ class Announcer:
         return [before, after]
 
     def attach_rounds(self, model: nn.Module) -> list[RemovableHandle]:
-        """Hook the model, whose calls are rounds."""
+        """Hook a module whose calls are rounds."""
         before = model.register_forward_pre_hook(_RoundBegin(self), prepend=True)
         after = model.register_forward_hook(_RoundEnd(self), always_call=True)
         return [before, after]
