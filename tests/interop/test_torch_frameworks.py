@@ -147,6 +147,27 @@ def test_peft():
     assert_same_module(merged, expected.cpu())
 
 
+def test_adapters_that_come_and_go_while_a_model_is_offloaded(on):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = llama().to(on)
+    with mt.offload(model, 0, budget=BUDGET) as handle, torch.no_grad():
+        reference = llama().to(handle.device)
+        prompt = rows(2).to(handle.device)
+        adapted = []
+        for each in (model, reference):
+            torch.manual_seed(2)
+            adapted.append(peft.get_peft_model(each, config).eval())
+        handle.refresh()
+        names = [name for name, _ in model.named_parameters() if "lora" in name]
+        assert len(names) == 24
+        for each in (adapted, [one.merge_and_unload() for one in adapted]):
+            handle.refresh()
+            for _ in range(2):
+                assert same(each[0](prompt).logits, each[1](prompt).logits)
+    assert_same_module(model, reference)
+
+
 def test_diffusers(on):
     diffusers = pytest.importorskip("diffusers")
 

@@ -38,6 +38,12 @@ class _Piece:
     tensors: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of the tensors that have one
 
+    def keep(self, wanted: set[int]) -> None:
+        """Forget the tensors, each with a name, that are not among these ids."""
+        pairs = zip(self.tensors, self.names, strict=True)
+        kept = [(t, name) for t, name in pairs if id(t) in wanted]
+        self.tensors, self.names = [t for t, _ in kept], [name for _, name in kept]
+
 
 @dataclass(slots=True)
 class _Block:

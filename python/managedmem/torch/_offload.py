@@ -40,14 +40,14 @@ from managedmem.torch._offload_compiled import drop_compiled
 from managedmem.torch._offload_coverage import Coverage, Watch
 from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._offload_frames import can_move_storages
-from managedmem.torch._offload_gradients import GradientHome, GradientRoom
+from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_lane import DeviceLane
 from managedmem.torch._offload_optimizer import SplitStep
-from managedmem.torch._offload_places import Target, move_back
+from managedmem.torch._offload_places import Target, is_home, move_back
 from managedmem.torch._offload_plan import Part
-from managedmem.torch._offload_room import bytes_of_budget, check_room
+from managedmem.torch._offload_room import bytes_of_budget, check_host, check_room
 from managedmem.torch._offload_shares import Share
-from managedmem.torch._offload_together import as_one, kind_of
+from managedmem.torch._offload_together import Members, as_one, kind_of
 from managedmem.torch._tensors import Found
 
 _Device: TypeAlias = "Device | torch.device | str | int"
@@ -160,9 +160,9 @@ def offload(
     return handle
 
 
-def _refuse_offloaded(model: nn.Module) -> None:
+def _refuse_offloaded(model: nn.Module, own: Offload | None = None) -> None:
     for key, module in model.named_modules():
-        if Offload.of(module) is not None:
+        if Offload.of(module) not in (None, own):
             name = repr(key) if key else "model"
             raise ValueError(
                 f"{name} ({type(module).__name__}) is offloaded already: call remove() on its "
@@ -215,48 +215,54 @@ class Offload:
         self._watch_hooks: list[RemovableHandle] = []
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # from the start
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
+        self._members = Members(model)
+        self._steps_in_backward = step_in_backward
         try:
             with torch.inference_mode(False), torch.no_grad():
                 for target, module, name, found in homes:
                     lane = DeviceLane(
-                        target, module, found, budget, optimizer, chosen, asked, read_only
+                        target, module, name, found, budget, optimizer, chosen, asked, read_only
                     )
                     self._lanes.append(lane)
                     lane.fill(module)
-                    lane.watch(self._watch, name)
+                    lane.watch(self._watch)
                 self._watch_hooks = self._watch.attach()
                 if self._watch_hooks:
                     drop_compiled(model)
                 self._follow()
                 if optimizer is not None:
-                    self._train(optimizer, model if step_in_backward else None)
-            self._warn_of_what_does_not_fit()
+                    self._train(optimizer, model)
+            for lane in self._lanes:
+                self._warn_of_what_does_not_fit(lane, lane.plan.streamed)
         except BaseException:
             self.remove()
             raise
-        self._claim = Claim(self._kind, [entry for _, _, _, found in homes for entry in found])
-        for each in model.modules():
-            self._modules.add(each)
-            vars(each)[_KEPT] = self
+        self._keep(model, [entry for _, _, _, found in homes for entry in found])
 
-    def _warn_of_what_does_not_fit(self) -> None:
+    def _keep(self, model: nn.Module, found: Found) -> None:
+        """Let the modules keep the handle, and no other model have their memory."""
+        self._claim = Claim(self._kind, found)
+        for module in model.modules():
+            self._modules.add(module)
+            vars(module)[_KEPT] = self
+
+    def _warn_of_what_does_not_fit(self, lane: DeviceLane, parts: list[Part]) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
-        for lane in self._lanes:
-            large = [part for part in lane.plan.streamed if part.reason == TOO_LARGE]
-            if not large:
-                continue
-            streams = any(part.place == "frames" for part in lane.plan.streamed)
-            start = (
-                f"{len(large)} of {len(lane.plan.streamed)} blocks never fit on"
-                if streams
-                else "nothing is streamed to"
-            )
-            warnings.warn(
-                f"{start} {lane.target.device}: kernels read them over the bus. The budget of "
-                f"{self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
-                f"block, {_name(large[-1])}, has {large[-1].nbytes:,}: give a larger budget",
-                stacklevel=4,
-            )
+        large = [part for part in parts if part.reason == TOO_LARGE]
+        if not large:
+            return
+        streams = any(part.place == "frames" for part in parts)
+        start = (
+            f"{len(large)} of {len(parts)} blocks never fit on"
+            if streams
+            else "nothing is streamed to"
+        )
+        warnings.warn(
+            f"{start} {lane.target.device}: kernels read them over the bus. The budget of "
+            f"{self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
+            f"block, {_name(large[-1])}, has {large[-1].nbytes:,}: give a larger budget",
+            stacklevel=4,
+        )
 
     def _follow(self) -> None:
         """Gradients and state follow their parameters to another device."""
@@ -291,27 +297,23 @@ class Offload:
         """The optimizer, unless its owner has dropped it, and its state with it."""
         return None if self._optimizer_ref is None else self._optimizer_ref()
 
-    def _train(self, optimizer: torch.optim.Optimizer, stepped: nn.Module | None) -> None:
+    def _train(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Keep gradients and state at home where the budget has no room for them.
 
-        `stepped`: the module whose parameters step in backward passes, if they do.
+        refresh() calls it again: what has a home, or steps in backward passes, is left alone.
         """
         self._shares = [lane.share for lane in self._lanes]
-        lanes = [lane for lane in self._lanes if lane.share.can_be_exceeded()]
-        early = [] if stepped is None else whole_parameters(stepped, self._shares)
-        not_home = set(map(id, early))
-        for lane in lanes:
-            room = GradientRoom(lane.target, lane.share)
-            for parameter in lane.share.all_that_may_train():
-                if id(parameter) in not_home:
-                    continue
-                home = GradientHome(parameter, room)
-                self._gradients.append(home)
-                lane.share.homes.append((parameter, home))
-        for home in self._gradients:
+        lanes = [lane for lane in self._lanes if lane.can_be_exceeded()]
+        early = whole_parameters(model, self._shares) if self._steps_in_backward else []
+        known = {id(home.parameter) for home in self._gradients} | set(map(id, early))
+        homes = [home for lane in lanes for home in lane.gradient_homes(known)]
+        self._gradients += homes
+        for home in homes:
             home(home.parameter, is_older=True)
-        if stepped is not None:
-            self._step = BackwardStep(optimizer, self._lanes, self._gradients, stepped, early)
+        if self._step is not None:
+            self._step.take_in(self._lanes if self._steps_in_backward else lanes, homes, early)
+        elif self._steps_in_backward:
+            self._step = BackwardStep(optimizer, self._lanes, self._gradients, model, early)
         elif lanes:
             self._step = SplitStep(optimizer, lanes, self._gradients)
         if self._step is not None:
@@ -332,6 +334,81 @@ class Offload:
     def device(self) -> torch.device:
         """The device where torch sees the parameters and inputs must be; the first of several."""
         return self._lanes[0].target.place
+
+    def refresh(self) -> None:
+        """Take in parameters and buffers that the model has got since offload().
+
+        Adapters, replaced layers, resized embeddings, and parameters that half(), to() or
+        load_state_dict(assign=True) gave other memory. Until then, they stay where they are,
+        outside of the budget. Nothing else moves: new parts are on the device if the budget has
+        room left, or else in the frames that there are, or at home if they are larger. Parts of
+        which the model has no parameter any more are not loaded again, and keep their memory until
+        remove(). After a change of most of the model, call remove() and offload() instead.
+
+        Does nothing if nothing has changed. Raises the errors of offload(), after which everything
+        can be used where it is, and refresh() can be called again; RuntimeError after remove(). No
+        other thread may use the module during the call. Driver: as offload().
+        """
+        if self._removed:
+            raise RuntimeError("the module is not offloaded any more: call offload() again")
+        model = self._members.again()
+        check_children(model)
+        _refuse_offloaded(model, self)
+        tensors = tensors_of(model)
+        known = {id(t) for lane in self._lanes for *_, t in lane.present()}
+        new = [(name, t) for name, t in tensors if id(t) not in known and t.numel()]
+        if not new and known <= {id(t) for _, t in tensors}:
+            return
+        check_claims(model, new, self._claim)
+        shared_out = self._shared_out(model, new)
+        check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
+        for parameter in model.parameters():
+            self._origins.setdefault(id(parameter), (parameter, parameter.device))
+        parts: list[tuple[DeviceLane, list[Part]]] = []
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                for lane, module, found in shared_out:
+                    parts.append((lane, lane.take_in(module, found)))
+        finally:
+            self._follow_model(model, tensors)
+        for lane, arrived in parts:
+            self._warn_of_what_does_not_fit(lane, arrived)
+
+    def _shared_out(
+        self, model: nn.Module, new: Found
+    ) -> list[tuple[DeviceLane, nn.Module, Found]]:
+        """The device of each new tensor: the one of its submodule."""
+        modules = dict(model.named_modules())
+        result: list[tuple[DeviceLane, nn.Module, Found]] = []
+        left = {id(t): (name, t) for name, t in new}
+        for lane in self._lanes:
+            module = modules.get(lane.name)
+            tensors = () if module is None else (*module.parameters(), *module.buffers())
+            mine = [left.pop(id(t)) for t in tensors if id(t) in left]
+            if module is not None and mine:
+                result.append((lane, module, mine))
+        for name, _ in left.values():
+            raise ValueError(f"{name!r} belongs to no submodule that device= of offload() named")
+        return result
+
+    def _follow_model(self, model: nn.Module, tensors: Found) -> None:
+        """Count and train what the model has now."""
+        present = {id(t) for _, t in tensors}
+        for lane in self._lanes:
+            lane.leave_out({id(t) for *_, t in lane.present()} - present)
+        for hook in self._watch_hooks:
+            hook.remove()
+        self._watch.know(model)
+        for lane in self._lanes:
+            lane.watch(self._watch)
+        with torch.inference_mode(False), torch.no_grad():
+            self._watch_hooks = self._watch.attach()
+            if self._watch_hooks:
+                drop_compiled(model)
+            self._follow()
+            if self._optimizer is not None:
+                self._train(self._optimizer, model)
+        self._keep(model, tensors)
 
     def remove(self) -> None:
         """End the offloading: the module is as it was before, with its present values.

@@ -104,7 +104,7 @@ class BackwardStep(SplitStep):
     ) -> None:
         super().__init__(optimizer, lanes, gradients)
         self.lock = threading.RLock()  # a garbage collection under it may call remove()
-        self.chosen = {id(p) for p in chosen}
+        self.chosen: set[int] = set()  # the ids of parameters that may step here
         self.order: list[StepPart] = []  # of the last round
         self.seen: dict[int, StepPart] = {}  # parts whose gradients came in this round, by ids
         self.came: set[int] = set()  # the ids of the parameters whose gradients came in this round
@@ -119,8 +119,21 @@ class BackwardStep(SplitStep):
         self.visits: Visits | None = None  # of the latest pass, as is the next
         self.partial: PartialStep | None = None
         self.hooks = [r.register_forward_pre_hook(_Unwrapped(self)) for r in roots_of(model)]
-        for parameter in chosen:
-            self.hooks += _hooked(parameter, self)
+        self._choose(chosen)
+
+    def _choose(self, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            if id(parameter) not in self.chosen:
+                self.chosen.add(id(parameter))
+                self.hooks += _hooked(parameter, self)
+
+    def take_in(
+        self, lanes: Sequence[Lane], gradients: Sequence[GradientHome], chosen: Iterable[Tensor]
+    ) -> None:
+        """Step these lanes and parameters from now on."""
+        with self.lock:
+            super().take_in(lanes, gradients, chosen)
+            self._choose(chosen)
 
     # --- a gradient -----------------------------------------------------------------------
 

@@ -81,10 +81,12 @@ _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
 _lock = threading.RLock()  # a garbage collection under it may call remove()
 
 
-def check_claims(model: nn.Module, found: Iterable[tuple[str, Tensor]]) -> None:
+def check_claims(
+    model: nn.Module, found: Iterable[tuple[str, Tensor]], own: Claim | None = None
+) -> None:
     """Raise ValueError for the first parameter that another offloaded model holds."""
     with _lock:
-        claims = list(_claims)
+        claims = [claim for claim in _claims if claim is not own]
     for name, tensor in found:
         for claim in claims:
             other = claim.names.get(_place(tensor))

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 MIB = 1 << 20
 TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
 IN_TRANSIT = 64 * MIB  # loads under way, where parts are small
+NESTED = 8  # a later part below this share of the frames is at home: it may be held around others
 SLICES = 4  # the frames of slices: two are used, of two parameters, while two are loaded
 
 TOO_LARGE = "larger than the frames"
@@ -90,6 +91,24 @@ def choose_places(parts: list[_Part], budget: int, keeps_slices: bool = False) -
         room -= _put(kept, "device", ROOM_LEFT)
         _put(_without(little, kept), "home", f"a call reads a few of its {use} over the bus")
     return frames + slices
+
+
+def choose_later(parts: list[_Part], room: int, frames: int) -> None:
+    """Give a place to parts that come when the bytes of frames are settled, and `room` is left."""
+    small = [part for part in parts if part.nbytes <= TINY]
+    kept = _spread(sorted(small, key=lambda part: part.nbytes), room)
+    room -= _put(kept, "device", SMALL_PART)
+    large = _spread(_without(parts, kept), room)
+    _put(large, "device", ROOM_LEFT)
+    for part in _without(parts, kept + large):
+        if part.use != "whole":
+            _put([part], "home", f"a call reads a few of its {part.use} over the bus")
+        elif part.nbytes > frames:
+            _put([part], "home", TOO_LARGE)
+        elif part.nbytes > frames // NESTED:
+            _put([part], "frames", "loaded for each use")
+        else:
+            _put([part], "home", "small beside the frames: calls read it over the bus")
 
 
 def _frames_for_slices(parts: list[_Part], room: int) -> int:

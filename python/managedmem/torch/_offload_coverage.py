@@ -123,7 +123,7 @@ class Watch:
     def __init__(self, model: nn.Module) -> None:
         self.active = True
         self._roots = [weakref.ref(root) for root in roots_of(model)]
-        self.names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+        self.names: dict[int, str] = {}  # of modules, by their ids
         self.places: dict[int, list[_Tally]] = {}  # by the address of a storage
         self._tallies: dict[int, _Tally] = {}  # by the id of a part
         self._watched: set[int] = set()  # the ids of roots whose operations were watched in a call
@@ -132,11 +132,26 @@ class Watch:
         self._has_warned = False
         self._final: dict[str, Coverage] = {}
         self._lock = threading.RLock()  # a garbage collection under it may call remove()
+        self.know(model)
 
     # --- the start and the end --------------------------------------------------------------
 
+    def know(self, model: nn.Module) -> None:
+        """Learn the names of the modules, and watch the next call of each root."""
+        self.names.update((id(module), name) for name, module in model.named_modules())
+        self._watched.clear()
+
+    def forget(self, parts: set[int]) -> None:
+        """Count the calls of some parts, by their ids, no more."""
+        with self._lock:
+            self._tallies = {key: t for key, t in self._tallies.items() if key not in parts}
+            for place, tallies in self.places.items():
+                self.places[place] = [t for t in tallies if id(t.part) not in parts]
+
     def add(self, part: Part, name: str, announcer: _Holder, is_acquired: bool) -> None:
-        """Count the calls of a part."""
+        """Count the calls of a part, unless it is known."""
+        if id(part) in self._tallies:
+            return
         tally = self._tallies[id(part)] = _Tally(name, part, weakref.ref(announcer), is_acquired)
         tally.is_read_at_home = part.use == "slices" and part.place == "home"
         for piece in (piece for block in part.blocks for piece in block.pieces):
@@ -257,6 +272,7 @@ class Watch:
             if id(root) in self._watched or not self.active:
                 return
             self._watched.add(id(root))
+            missed = {k: v for k, v in missed.items() if id(root) not in v[0].seen_when_missed}
             for tally, _ in missed.values():
                 tally.miss()
                 tally.seen_when_missed[id(root)] = tally.seen - before.get(id(tally.part), 0)

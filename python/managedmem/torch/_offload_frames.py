@@ -180,6 +180,20 @@ class FramedPart:
             self.uses = [each for each in self.uses if each is not use]
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
+    def follow(self, tensor: Tensor) -> None:
+        """Look for writes of another tensor in its memory too."""
+        if not tensor.is_inference():
+            with self.lock:
+                self.tensors.append(tensor)
+                self.writes += tensor._version
+
+    def keep(self, tensors: list[Tensor]) -> None:
+        """Look for writes of these tensors alone."""
+        with self.lock:
+            is_written = self._count_writes() != self.writes
+            self.tensors = [t for t in tensors if not t.is_inference()]
+            self.writes = self._count_writes() - is_written
+
     def note_writes(self, stream: int | None) -> None:
         """The work on the stream may have written the tensors at home."""
         self.writes = self._count_writes()

@@ -57,8 +57,8 @@ _WRITTEN = (
 )
 _LEFT = (
     "{!r} is not in the memory that offload() streams: half(), to(), load_state_dict(assign=True) "
-    "or an assignment has replaced it. It does not move: call remove(), change the module, and "
-    "offload it again"
+    "or an assignment has replaced it. It does not move: call refresh() of the handle, which "
+    "managedmem.torch.Offload.of() returns, or change the module before offload()"
 )
 _NO_OPTIMIZER = (
     "{!r} has a gradient, but offload() was given no optimizer: gradients and state stay on the "
@@ -218,16 +218,23 @@ def _in_functional_call() -> bool:
 class Places:
     """Owners of streamed tensors, to warn once when offload() cannot stream them."""
 
-    def __init__(self, model: nn.Module, has_optimizer: bool) -> None:
-        self._owners = {
-            id(parameter): (module._parameters, key)
-            for module in model.modules()
-            for key, parameter in module._parameters.items()
-            if parameter is not None
-        }
+    def __init__(self, has_optimizer: bool) -> None:
+        self._owners: dict[int, tuple[dict[str, nn.Parameter | None], str]] = {}
         self._parts: dict[int, list[_Place]] = {}  # by the id of a part
         self._watches_places = True  # until it has warned
         self._watches_gradients = not has_optimizer
+
+    def know(self, model: nn.Module) -> None:
+        """Learn which modules own the parameters, before note()."""
+        for module in model.modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._owners[id(parameter)] = module._parameters, key
+
+    def leave_out(self, gone: set[int]) -> None:
+        """Look no more at tensors, by id, that are known to have left the model."""
+        for key, places in self._parts.items():
+            self._parts[key] = [place for place in places if id(place.tensor) not in gone]
 
     def note(self, part: Part) -> None:
         """Note the places of the tensors of a part."""
@@ -276,7 +283,6 @@ class Announcer:
         self,
         target: Target,
         groups: Mapping[int, FramedPart],
-        frames: _Frames | None,
         versions: Versions,
         places: Places,
         is_read_only: bool,
@@ -285,7 +291,7 @@ class Announcer:
         self.place = target.place
         self.groups = groups  # by the id of a part
         self.sliced: dict[int, SlicedPart] = {}  # the same
-        self.frames = frames
+        self.frames: _Frames | None = None
         self.versions = versions
         self.places = places
         self.is_read_only = is_read_only

@@ -6,32 +6,36 @@ Owns the order in which tensors move, in both directions.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
-from managedmem.torch._moving import _blocks
+from managedmem.torch._moving import _blocks, _Piece
 from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_coverage import Watch
 from managedmem.torch._offload_frames import FramedPart
+from managedmem.torch._offload_gradients import GradientHome, GradientRoom
 from managedmem.torch._offload_hooks import Announcer, Places, Versions
 from managedmem.torch._offload_places import (
     Moved,
     Target,
     home_of,
+    move_back,
     move_home,
     move_to_device,
     size_of,
     stay_home,
 )
-from managedmem.torch._offload_plan import Plan, make_plan
+from managedmem.torch._offload_plan import Later, Part, Plan, containing, make_plan
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_slices import SlicedPart
 from managedmem.torch._offload_together import roots_of
 from managedmem.torch._offload_visits import StepPart
+from managedmem.torch._targets import join_name
 from managedmem.torch._tensors import Found
 
 
@@ -42,6 +46,7 @@ class DeviceLane:
         self,
         target: Target,
         model: nn.Module,
+        name: str,
         found: Found,
         budget: int,
         optimizer: torch.optim.Optimizer | None,
@@ -50,63 +55,77 @@ class DeviceLane:
         read_only: bool,
     ) -> None:
         self.target = target
+        self.name = name  # of the submodule on this device
         self.budget = budget
         self.read_only = read_only
         all_blocks = _blocks(found, target.place)
         total = sum(size_of(block) for block in all_blocks)
-        room = budget
-        written: set[int] = set()
+        self.room = budget  # for parameters
+        self._share: Share | None = None
         if optimizer is not None:
-            self.share = Share(optimizer, [t for _, t in found], total, budget)
-            room = self.share.for_parameters()
-            written = {id(p) for p in self.share.trained}
-        self.plan: Plan = make_plan(model, all_blocks, written, room, chosen, asked, read_only)
+            self._share = Share(optimizer, [t for _, t in found], total, budget)
+            self.room = self.share.for_parameters()
+        self.plan = make_plan(
+            model, all_blocks, self._written(), self.room, chosen, asked, read_only
+        )
         self.moved: list[Moved] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
-        self.frames = self._make_frames()
+        self.frames: _Frames | None = None
         self.versions = Versions()
-        self.places = Places(model, optimizer is not None)
-        self.announcer = Announcer(
-            target, self.groups, self.frames, self.versions, self.places, read_only
-        )
+        self.places = Places(optimizer is not None)
+        self.announcer = Announcer(target, self.groups, self.versions, self.places, read_only)
+        self.gradient_room: GradientRoom | None = None
         self.final: dict[str, int] | None = None
         self.last_error: str | None = None
 
-    def _make_frames(self) -> _Frames | None:
-        """Frames for the streamed parts, if there are any."""
-        if not self.plan.frames:
-            return None
-        return _Frames(
-            self.target.device.device_id, self.plan.frames, self.target.place.type == "cpu"
-        )
+    @property
+    def share(self) -> Share:
+        """The division of the budget, if an optimizer trains."""
+        assert self._share is not None
+        return self._share
+
+    def _written(self) -> set[int]:
+        """The ids of the tensors that the optimizer trains."""
+        return set() if self._share is None else {id(p) for p in self.share.trained}
 
     def fill(self, model: nn.Module) -> None:
         """Move what stays to the device, and the other tensors home."""
-        stays = [block for part in self.plan.resident for block in part.blocks]
+        self._place(self.plan, model)
+
+    def _place(self, plan: Plan, model: nn.Module) -> None:
+        """Bring the parts of a plan to their places, and hook the modules that use them."""
+        is_first = self.frames is None
+        if is_first and plan.frames:
+            is_cpu = self.target.place.type == "cpu"
+            self.frames = _Frames(self.target.device.device_id, plan.frames, is_cpu)
+            self.announcer.frames = self.frames
+        stays = [block for part in plan.resident for block in part.blocks]
         self.moved += move_to_device(stays, self.target)
-        self._make_parts(self._bring_home())
-        for part in self.plan.streamed:
+        self._make_parts(plan, self._bring_home(plan))
+        self.places.know(model)
+        for part in plan.streamed:
             self.places.note(part)
             if self.read_only:
                 self.versions.watch(part)
         self.target.wait()  # other streams use it too
-        self.announcer.start()
-        for site in self.plan.sites:
+        for site in plan.sites:
             self.hooks += self.announcer.attach(site)
-        for root in roots_of(model) if self.frames is not None else ():
-            self.hooks += self.announcer.attach_rounds(root)
+        if is_first and self.frames is not None:
+            self.announcer.start()
+            for root in roots_of(model):
+                self.hooks += self.announcer.attach_rounds(root)
 
-    def _bring_home(self) -> dict[int, tuple[_Slab, int]]:
+    def _bring_home(self, plan: Plan) -> dict[int, tuple[_Slab, int]]:
         """The home of each streamed part by its id: memory with an offset."""
         homes = {
             id(part): home
-            for part in self.plan.streamed
+            for part in plan.streamed
             if (home := home_of(part.blocks, self.target)) is not None
         }
-        stay = [part for part in self.plan.streamed if id(part) in homes]
-        away = [part for part in self.plan.streamed if id(part) not in homes]
+        stay = [part for part in plan.streamed if id(part) in homes]
+        away = [part for part in plan.streamed if id(part) not in homes]
         if away:
             slab, moved = move_home([b for part in away for b in part.blocks], self.target)
             self.moved += moved
@@ -118,9 +137,9 @@ class DeviceLane:
             self.moved += stay_home(part.blocks, homes[id(part)][0], self.target)
         return homes
 
-    def _make_parts(self, homes: dict[int, tuple[_Slab, int]]) -> None:
+    def _make_parts(self, plan: Plan, homes: dict[int, tuple[_Slab, int]]) -> None:
         moved = {id(entry.block): entry for entry in self.moved}
-        for part in self.plan.streamed:
+        for part in plan.streamed:
             slab, offset = homes[id(part)]
             if self.frames is not None and part.place == "frames":
                 storages = [moved[id(block)].base.untyped_storage() for block in part.blocks]
@@ -131,13 +150,123 @@ class DeviceLane:
             elif part.use == "slices" and part.place == "home":
                 self.announcer.add_slices(part, slab, offset)
 
-    def watch(self, watch: Watch, name: str) -> None:
-        """Count the calls of the streamed parts; `name` is the submodule on this device."""
+    def watch(self, watch: Watch) -> None:
+        """Count the calls of the streamed parts."""
         self.announcer.watch = watch
         acquired = {id(part) for site in self.plan.sites for part in site.parts}
         for part in self.plan.streamed:
-            full = f"{name}.{part.name}" if name and part.name else name or part.name
+            full = join_name(self.name, part.name) if part.name else self.name
             watch.add(part, full, self.announcer, id(part) in acquired)
+
+    # --- what comes later -----------------------------------------------------------------
+
+    def present(self) -> Iterator[tuple[Part, _Piece, Tensor]]:
+        """The tensors that have the memory that their part gave them."""
+        for part in (*self.plan.resident, *self.plan.streamed):
+            for piece in (piece for block in part.blocks for piece in block.pieces):
+                memory = piece.storage._cdata
+                for tensor in piece.tensors:
+                    if tensor.untyped_storage()._cdata == memory:
+                        yield part, piece, tensor
+
+    def _adopt(self, found: Found) -> Found:
+        """Add tensors that have the memory of a part to it, and return the others."""
+        places = {piece.storage._cdata: (part, piece) for part, piece, _ in self.present()}
+        others: Found = []
+        for name, tensor in found:
+            part, piece = places.get(tensor.untyped_storage()._cdata, (None, None))
+            if part is None or piece is None:
+                others.append((name, tensor))
+                continue
+            piece.tensors.append(tensor)
+            piece.names.append(name)
+            if id(part) in self.groups:
+                self.groups[id(part)].follow(tensor)
+            if part.place != "device":
+                self.places.note(part)
+                if self.read_only:
+                    self.versions.watch(part)
+        return others
+
+    def leave_out(self, gone: set[int]) -> None:
+        """Stream no part whose tensors have all left the model, by id, or have other memory."""
+        self.places.leave_out(gone)
+        left: dict[int, list[Tensor]] = {id(p): [] for p in self.plan.resident + self.plan.streamed}
+        for part, _, tensor in self.present():
+            left[id(part)].append(tensor)
+        for part in self.plan.resident + self.plan.streamed:
+            for piece in (piece for block in part.blocks for piece in block.pieces):
+                piece.keep({id(t) for t in left[id(part)]})
+            if id(part) in self.groups:
+                self.groups[id(part)].keep(left[id(part)])
+        empty = {key for key, tensors in left.items() if all(id(t) in gone for t in tensors)}
+        for site in self.plan.sites:
+            for parts in (site.parts, site.sliced):
+                parts[:] = [part for part in parts if id(part) not in empty]
+        if self.announcer.watch is not None:
+            self.announcer.watch.forget(empty)
+
+    def take_in(self, model: nn.Module, found: Found) -> list[Part]:
+        """Give new tensors a place in what the budget has left, and return their parts.
+
+        After an error they have their memory from before.
+        """
+        self.places.know(model)
+        mine = self.plan
+        taken = mine.frames + sum(part.nbytes for part in mine.resident)
+        new = _blocks(self._adopt(found), self.target.place)
+        nbytes = sum(map(size_of, new))
+        if self._share is not None:
+            self.room = self._share.take_in([t for _, t in found], nbytes, taken)
+        every = new + [block for part in mine.resident + mine.streamed for block in part.blocks]
+        later = Later(new, max(0, self.room - taken), mine.frames)
+        plan = make_plan(model, every, self._written(), self.room, {}, {}, self.read_only, later)
+        moved, hooks = len(self.moved), len(self.hooks)
+        try:
+            self._place(plan, model)
+        except BaseException:
+            self._take_out(plan, moved, hooks)
+            if self._share is not None:
+                self._share.total -= nbytes
+            raise
+        around = containing(model)
+        for site in mine.sites:
+            site.around = around.get(id(site.module), site.around)
+        self.plan = Plan(
+            mine.sites + plan.sites,
+            mine.streamed + plan.streamed,
+            mine.resident + plan.resident,
+            plan.frames,
+        )
+        return [*plan.resident, *plan.streamed]
+
+    def _take_out(self, plan: Plan, moved: int, hooks: int) -> None:
+        """Undo _place(), before which there were so many moved blocks and hooks."""
+        for hook in self.hooks[hooks:]:
+            hook.remove()
+        move_back(self.moved[moved:])
+        del self.hooks[hooks:], self.moved[moved:]
+        for part in plan.streamed:
+            self.groups.pop(id(part), None)
+            self.announcer.sliced.pop(id(part), None)
+        if self.frames is not None and not self.plan.frames:
+            self.frames.close()
+            self.frames = self.announcer.frames = None
+
+    # --- the steps, and the end -------------------------------------------------------------
+
+    def can_be_exceeded(self) -> bool:
+        """True if gradients and state may need more than the budget."""
+        return self._share is not None and self._share.can_be_exceeded()
+
+    def gradient_homes(self, known: set[int]) -> list[GradientHome]:
+        """Homes for the gradients of the parameters, except those with these ids."""
+        if self.gradient_room is None:
+            self.gradient_room = GradientRoom(self.target, self.share)
+        wanted = (p for p in self.share.all_that_may_train() if id(p) not in known)
+        homes = [GradientHome(parameter, self.gradient_room) for parameter in wanted]
+        self.share.homes += [(home.parameter, home) for home in homes]
+        return homes
 
     def step_parts(self) -> list[StepPart]:
         """The trained parameters, part by part, in the same objects each time."""

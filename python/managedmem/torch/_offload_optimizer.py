@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from types import MethodType
@@ -179,7 +179,10 @@ class Lane(Protocol):
     """The streamed parts of one device."""
 
     target: Target
-    share: Share
+
+    @property
+    def share(self) -> Share:
+        """The division of its budget."""
 
     def step_parts(self) -> list[StepPart]:
         """The trained parameters, part by part, in the same objects each time."""
@@ -214,6 +217,19 @@ class SplitStep:
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer
+
+    def take_in(
+        self, lanes: Sequence[Lane], gradients: Sequence[GradientHome], chosen: Iterable[Tensor]
+    ) -> None:
+        """Step these lanes from now on, and parameters whose gradients have these homes.
+
+        `chosen` may step in backward passes, which this one does not do.
+        """
+        self.lanes = lanes
+        self.gradients.update((id(home.parameter), home) for home in gradients)
+        rooms = (home.room for home in self.gradients.values())
+        self.gradient_rooms = list({id(room): room for room in rooms}.values())
+        self._seen = [], []
 
     def begin(self) -> None:
         """Move the state that exists home. After an error, stop() gives step() back."""

@@ -23,6 +23,7 @@ from managedmem.torch._offload_choice import (
     TINY,
     Place,
     Use,
+    choose_later,
     choose_places,
 )
 from managedmem.torch._offload_compiled import is_compiled
@@ -83,6 +84,15 @@ class Plan:
     frames: int = 0  # bytes of frames for the streamed parts
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Memory that came to a model with a plan."""
+
+    blocks: list[_Block]
+    room: int  # the bytes of the budget that are left
+    frames: int  # the bytes of the frames that there are
+
+
 def blocks_of_tensors(blocks: Iterable[_Block]) -> dict[int, _Block]:
     """The block of each tensor, by the tensor's id."""
     return {id(t): block for block in blocks for piece in block.pieces for t in piece.tensors}
@@ -96,14 +106,15 @@ def make_plan(
     chosen: dict[int, str],
     asked: dict[int, Place],
     is_read_only: bool,
+    later: Later | None = None,
 ) -> Plan:
     """Cut the model into parts for a budget of bytes.
 
     `written` has the ids of the tensors that kernels write, `chosen` the names, by id, of the
     modules that the caller wants as parts, and `asked` the places, by id, that it wants for
-    tensors.
+    tensors. `later` adds to an earlier plan, whose blocks are among `blocks`.
     """
-    return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only)
+    return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only, later)
 
 
 class _Cutter:
@@ -147,8 +158,12 @@ class _Cutter:
                     owned.setdefault(id(module), []).append(block)
         return owned
 
-    def plan(self, is_read_only: bool) -> Plan:
+    def plan(self, is_read_only: bool, later: Later | None) -> Plan:
         self._cut(self.model, "", None)
+        if later is not None:
+            new = set(map(id, later.blocks))
+            for key, members in self.members.items():
+                self.members[key] = [block for block in members if id(block) in new]
         parts: dict[int, list[Part]] = {}  # by the id of a block
         streamed: list[Part] = []
         buffers: list[_Block] = []
@@ -167,8 +182,12 @@ class _Cutter:
         for part in streamed:
             if part.use == "whole" and id(part) not in announced:
                 part.use = "rows"
-        room = max(0, self.budget - sum(map(size_of, buffers)))
-        frames = choose_places(streamed, room, keeps_slices=is_read_only)
+        room = max(0, (later.room if later else self.budget) - sum(map(size_of, buffers)))
+        frames = later.frames if later else 0
+        if frames:
+            choose_later(streamed, room, frames)
+        else:
+            frames = choose_places(streamed, room, keeps_slices=is_read_only)
         resident = [part for part in streamed if part.place == "device"]
         if buffers:
             everything = Part("buffers", buffers, True, place="device", reason=SMALL_PART)
@@ -279,7 +298,7 @@ class _Cutter:
         """The modules whose calls use streamed parts, tied weights included."""
         sites: dict[int, Site] = {}
         wanted = set(map(id, streamed))
-        around = {key: frozenset(found) for key, found in _containing(self.model)}
+        around = containing(self.model)
         for module in self.model.modules():
             root = self.covered[id(module)]
             if getattr(type(root), "forward", None) in _LOOKUPS or not is_called(root):
@@ -344,10 +363,10 @@ def direct_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from (t for t in module._buffers.values() if isinstance(t, torch.Tensor))
 
 
-def _containing(model: nn.Module) -> Iterator[tuple[int, set[int]]]:
-    """Each module's id with the ids of the modules that contain it, and its own."""
-    containing: dict[int, set[int]] = {}
+def containing(model: nn.Module) -> dict[int, frozenset[int]]:
+    """The ids of the modules that contain a module, and its own, by its id."""
+    found: dict[int, set[int]] = {}
     for module in model.modules():
         for inner in module.modules():
-            containing.setdefault(id(inner), set()).add(id(module))
-    yield from containing.items()
+            found.setdefault(id(inner), set()).add(id(module))
+    return {key: frozenset(ids) for key, ids in found.items()}

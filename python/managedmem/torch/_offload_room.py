@@ -36,6 +36,11 @@ def check_room(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -
         if needed > target.device.memory_info.free:
             torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
         at_home += max(0, total - budget - sum(t.nbytes for _, t in found if is_home(t)))
+    check_host(at_home, budget)
+
+
+def check_host(at_home: int, budget: int) -> None:
+    """Raise if the host has no room for these bytes of parameters."""
     available = host_available()
     if available is not None and at_home > available:
         raise MemoryError(

@@ -72,15 +72,31 @@ class Share:
         self._seen: object = None
         self.follow()
 
-    def for_parameters(self) -> int:
-        """The part of the budget that is left for parameters."""
+    def take_in(self, tensors: list[Tensor], nbytes: int, taken: int) -> int:
+        """Count tensors that have come to the model, and return the bytes for parameters.
+
+        `nbytes` is their new memory; parameters and frames have `taken` bytes already.
+        """
+        new = [t for t in tensors if id(t) not in self._mine]
+        self._mine |= set(map(id, new))
+        self._tensors += filter(_may_train, new)
+        self.total += nbytes
+        self._seen = None
+        self.follow()
+        room = self.for_parameters(taken)
+        self._seen = None
+        self.follow()
+        return room
+
+    def for_parameters(self, taken: int = 0) -> int:
+        """The part of the budget that is left for parameters, which have some bytes already."""
         if self.total <= self.budget:
             return self.total
         kept, quarter = self._for_gradients(self.trained), self.budget // 4
         # The frames of parameters come first.
         frames = 4 * max((p.nbytes for p in self.trained), default=0)
         most = min(quarter, MOST_RING) * bool(frames)
-        self._scratch = min(most, max(0, self.budget - kept - frames))
+        self._scratch = min(most, max(0, self.budget - kept - max(frames, taken)))
         self.room = self._scratch
         return self.budget - kept - self._scratch
 

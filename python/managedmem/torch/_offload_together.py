@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch import nn
@@ -47,6 +48,20 @@ def as_one(models: object) -> nn.Module:
     if not found:
         raise ValueError(f"model ({kind}) has no modules")
     return Together(kind, found)
+
+
+class Members:
+    """References to a module, or to those of a Together, which keep nothing alive."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kind = model.kind if isinstance(model, Together) else None
+        members = dict(model.named_children()) if self._kind else {"": model}
+        self._members = {name: weakref.ref(module) for name, module in members.items()}
+
+    def again(self) -> nn.Module:
+        """The same as one module; of several, those that are alive."""
+        alive = {name: m for name, ref in self._members.items() if (m := ref()) is not None}
+        return Together(self._kind, alive) if self._kind else alive[""]
 
 
 def kind_of(model: nn.Module) -> str:

@@ -1,0 +1,355 @@
+"""handle.refresh(): what a model got since offload(), beside a plain twin with the same changes."""
+
+import gc
+import random
+import weakref
+
+import pytest
+
+import managedmem
+from constants import EMULATED
+from managedmem import emulator
+from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, nn, plain, same
+from tensors import mt, torch
+
+DEVICE = 0
+WIDTH = 64
+BUDGET = 4 * LAYER
+
+
+class Adapted(nn.Module):
+    """A layer with a small one beside it, as adapters are."""
+
+    def __init__(self, inner, rank=4):
+        super().__init__()
+        self.inner = inner
+        place = next(inner.parameters()).device
+        self.down = nn.Linear(WIDTH, rank, bias=False, device=place)
+        self.up = nn.Linear(rank, WIDTH, bias=False, device=place)
+
+    def forward(self, x):
+        return self.inner(x) + self.up(self.down(x))
+
+
+def fresh(seed, place):
+    torch.manual_seed(seed)
+    return nn.Linear(WIDTH, WIDTH).to(place)
+
+
+def adapters(model, seed, place):
+    torch.manual_seed(seed)
+    for i in (0, 4):
+        model[i] = Adapted(model[i])
+
+
+def new_layers(model, seed, place):
+    for i in range(3):
+        model.append(fresh(seed + i, place))
+
+
+def replaced_layers(model, seed, place):
+    model[2], model[6] = fresh(seed, place), fresh(seed + 1, place)
+
+
+def replaced_parameters(model, seed, place):
+    model[0].weight = fresh(seed, place).weight
+
+
+def converted(model, seed, place):
+    model[2].to(torch.float64).to(torch.float32)
+
+
+def other_memory(model, seed, place):
+    model[4].weight.data = fresh(seed, place).weight.data
+    model[4].bias.data = fresh(seed, place).bias.data
+
+
+def other_parameters_over_the_same_memory(model, seed, place):
+    model[2].weight = nn.Parameter(model[2].weight.data)
+    model[0].bias = nn.Parameter(model[0].bias.data)
+
+
+def assigned(model, seed, place):
+    torch.manual_seed(seed)
+    state = {name: torch.rand_like(t, device=place) for name, t in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def fewer_layers(model, seed, place):
+    del model[4:]
+
+
+def buffers(model, seed, place):
+    torch.manual_seed(seed)
+    model[2].register_buffer("seen", torch.rand(WIDTH, device=place))
+
+
+CHANGES = [
+    adapters,
+    new_layers,
+    replaced_layers,
+    replaced_parameters,
+    converted,
+    other_memory,
+    other_parameters_over_the_same_memory,
+    assigned,
+    fewer_layers,
+    buffers,
+]
+BUDGETS = {"most streamed": BUDGET, "most there": 7 * LAYER, "everything": 100 * LAYER}
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(model, optimizer, device):
+    for i in range(3):
+        model(torch.full((4, WIDTH), 0.25 + i, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def set_parameters(optimizer, model):
+    """Train what the model has now, with the state that is there."""
+    optimizer.param_groups[0]["params"][:] = list(model.parameters())
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("change", CHANGES)
+class TestChanges:
+    def test_in_inference(self, change, budget, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=BUDGETS[budget]) as handle, torch.no_grad():
+            twin = plain(model, handle)
+            for place in (handle.device, on):
+                change(model, 7, place)
+                change(twin, 7, handle.device)
+                handle.refresh()
+                for _ in range(3):
+                    assert same(model(batch(handle)), twin(batch(handle)))
+                assert {str(p.device) for p in model.parameters()} == {str(handle.device)}
+                if handle.stats()["streamed"]:
+                    assert handle.stats()["held"] <= 1.05 * BUDGETS[budget]
+            assert all(mt.Offload.of(module) is handle for module in model.modules())
+        assert_same_module(model, twin)
+        assert hooks_of(model) == 0
+        assert all(mt.Offload.of(module) is None for module in model.modules())
+
+    @pytest.mark.parametrize("early", [False, True], ids=["step", "step in backward"])
+    def test_in_training(self, change, budget, early, on):
+        model = layers(on=on)
+        optimizer = optimizer_of(model)
+        with mt.offload(
+            model,
+            DEVICE,
+            budget=BUDGETS[budget],
+            optimizer=optimizer,
+            step_in_backward=early,
+        ) as handle:
+            twin = plain(model, handle)
+            plain_optimizer = optimizer_of(twin)
+            for seed in (7, 9):
+                with torch.no_grad():
+                    change(model, seed, handle.device)
+                    change(twin, seed, handle.device)
+                set_parameters(optimizer, model)
+                set_parameters(plain_optimizer, twin)
+                handle.refresh()
+                train(model, optimizer, handle.device)
+                train(twin, plain_optimizer, handle.device)
+                assert_same_module(model, twin)
+            assert handle.stats()["failures"] == 0
+        assert_same_module(model, twin)
+        train(model, optimizer, on)
+        train(twin, plain_optimizer, handle.device)
+        assert_same_module(model, twin)
+
+
+class TestPlaces:
+    def test_of_adapters_in_the_room_that_is_left(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=5 * LAYER + LAYER // 2) as handle:
+            adapters(model, 0, on)
+            handle.refresh()
+            places = {part.name: part.place for part in handle.explain()}
+            assert handle.stats()["held"] <= 5 * LAYER + LAYER // 2
+        assert "device" in places.values()
+        assert "frames" in places.values()
+
+    def test_nothing_else_moves(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+            before = {name: p.data_ptr() for name, p in model.named_parameters()}
+            new_layers(model, 0, on)
+            handle.refresh()
+            after = {name: p.data_ptr() for name, p in model.named_parameters()}
+            assert before.items() <= after.items()
+
+    def test_a_part_that_is_larger_than_the_frames_is_told(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+            model.append(nn.Linear(WIDTH, 40 * WIDTH, device=on))
+            with pytest.warns(UserWarning, match="1 of 1 blocks never fit|nothing is streamed"):
+                handle.refresh()
+            assert model(batch(handle)).shape[1] == 40 * WIDTH
+
+    def test_frames_are_made_once_there_is_something_for_them(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=12 * LAYER) as handle, torch.no_grad():
+            assert handle.stats()["streamed"] == 0
+            for i in range(8):
+                model.append(fresh(i, on))
+            handle.refresh()
+            assert handle.stats()["streamed"] > 0
+            assert handle.stats()["held"] <= 12 * LAYER
+            twin = plain(model, handle)
+            for _ in range(3):
+                assert same(model(batch(handle)), twin(batch(handle)))
+            assert handle.stats()["loads"] > 0
+
+    def test_parts_that_left_the_model_are_not_loaded(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle, torch.no_grad():
+            model(batch(handle))
+            for i in range(0, 16, 2):
+                model[i].weight, model[i].bias = fresh(i, on).parameters()
+            handle.refresh()
+            before = handle.stats()
+            model(batch(handle))
+            after = handle.stats()
+            assert after["bytes_loaded"] - before["bytes_loaded"] <= 10 * LAYER
+
+    def test_of_several_modules(self, on):
+        one, two = layers(4, on=on), layers(4, on=on)
+        with mt.offload({"one": one, "two": two}, DEVICE, budget=BUDGET) as handle:
+            two.append(fresh(0, on))
+            handle.refresh()
+            assert "two.8" in {part.name for part in handle.explain()}
+            assert same(two(batch(handle)), plain(two, handle)(batch(handle)))
+
+    def test_on_the_device_of_its_submodule(self, device1):
+        model = nn.Sequential(layers(4), layers(4))
+        with mt.offload(model, {"0": DEVICE, "1": device1}, budget=2 * LAYER) as handle:
+            model[1].append(nn.Linear(WIDTH, WIDTH))
+            handle.refresh()
+            assert len({p.device for p in model[1].parameters()}) == 1
+            model.append(nn.Linear(WIDTH, WIDTH))
+            with pytest.raises(ValueError, match=r"'2.weight' belongs to no submodule"):
+                handle.refresh()
+
+
+class TestErrors:
+    def test_after_remove(self, on):
+        handle = mt.offload(layers(2, on=on), DEVICE, budget=LAYER)
+        handle.remove()
+        with pytest.raises(RuntimeError, match="not offloaded any more"):
+            handle.refresh()
+
+    def test_a_module_that_is_offloaded_otherwise(self, on):
+        model, other = layers(4, on=on), layers(2, on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            with mt.offload(other, DEVICE, budget=LAYER):
+                model.append(other)
+                with pytest.raises(ValueError, match=r"'8' \(Sequential\) is offloaded already"):
+                    handle.refresh()
+            handle.refresh()
+            assert mt.Offload.of(other) is handle
+
+    @pytest.mark.parametrize(
+        ("call", "budget"),
+        [
+            ("cuMemAlloc", 100 * LAYER),
+            ("cuMemHostRegister", 3 * LAYER),
+            ("cuCtxSynchronize", 3 * LAYER),
+        ],
+    )
+    @pytest.mark.skipif(not EMULATED, reason="the emulated driver makes calls fail")
+    def test_of_the_driver_change_nothing(self, call, budget):
+        model = layers(4)
+        with mt.offload(model, DEVICE, budget=budget) as handle:
+            twin = plain(model, handle)
+            new_layers(model, 0, "cpu")
+            new_layers(twin, 0, "cpu")
+            memory = [p.data_ptr() for p in model[8:].parameters()]
+            emulator.fail(call)
+            with pytest.raises((MemoryError, managedmem.CUDAError)):
+                handle.refresh()
+            emulator.clear_failures()
+            assert memory == [p.data_ptr() for p in model[8:].parameters()]
+            assert same(model(batch(handle)), twin(batch(handle)))
+            handle.refresh()
+            assert same(model(batch(handle)), twin(batch(handle)))
+            assert mt.Offload.of(model[8]) is handle
+        assert_same_module(model, twin)
+
+
+def test_does_nothing_without_a_change(on):
+    model = layers(on=on)
+    with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+        model(batch(handle))
+        before, hooks = handle.stats(), hooks_of(model)
+        handle.refresh()
+        assert handle.stats() == before
+        assert hooks_of(model) == hooks
+
+
+def test_writes_of_read_only_models_are_noticed_in_new_parts(on):
+    model = layers(on=on)
+    with mt.offload(model, DEVICE, budget=BUDGET, read_only=True) as handle, torch.no_grad():
+        new_layers(model, 0, on)
+        handle.refresh()
+        twin = plain(model, handle)
+        assert same(model(batch(handle)), twin(batch(handle)))
+        streamed = {p.name for p in handle.explain() if p.place == "frames"} & {"16", "17", "18"}
+        model[int(min(streamed))].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="was written although"):
+            model(batch(handle))
+        with pytest.warns(UserWarning, match="written while the module was offloaded"):
+            handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore:.* was given no optimizer")
+def test_dropped_models_are_freed(on):
+    model = layers(4, on=on)
+    handle = mt.offload(model, DEVICE, budget=2 * LAYER)
+    adapters(model, 0, on)
+    handle.refresh()
+    model(batch(handle)).sum().backward()
+    ref, inner = weakref.ref(model), weakref.ref(model[0].inner)
+    del model, handle
+    gc.collect()
+    assert ref() is None
+    assert inner() is None
+
+
+@pytest.mark.filterwarnings("ignore:.* kernels read them over the bus")
+@pytest.mark.parametrize("seed", range(12))
+def test_random_changes(seed, on):
+    chance = random.Random(seed)
+    model = layers(6, on=on)
+    optimizer = optimizer_of(model)
+    budget = chance.choice([2, 4, 8, 40]) * LAYER
+    early = chance.random() < 0.3
+    with mt.offload(
+        model, DEVICE, budget=budget, optimizer=optimizer, step_in_backward=early
+    ) as handle:
+        twin = plain(model, handle)
+        plain_optimizer = optimizer_of(twin)
+        for step in range(12):
+            change = chance.choice([c for c in CHANGES if c is not fewer_layers])
+            if chance.random() < 0.5 and not isinstance(model[0], Adapted):
+                with torch.no_grad():
+                    change(model, step, handle.device)
+                    change(twin, step, handle.device)
+                set_parameters(optimizer, model)
+                set_parameters(plain_optimizer, twin)
+                handle.refresh()
+            elif chance.random() < 0.5:
+                train(model, optimizer, handle.device)
+                train(twin, plain_optimizer, handle.device)
+            else:
+                with torch.no_grad():
+                    assert same(model(batch(handle)), twin(batch(handle)))
+            assert_same_module(model, twin)
+    assert_same_module(model, twin)
