@@ -39,7 +39,7 @@ from managedmem._managedmem import (
     residency,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CUDAError",

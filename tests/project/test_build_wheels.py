@@ -11,10 +11,10 @@ import build_wheels
 import managedmem
 from paths import ROOT
 
-WHEEL = "managedmem-0.1.0-cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
+WHEEL = "managedmem-1.2.3-cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl"
 METADATA = """Metadata-Version: 2.4
 Name: managedmem
-Version: 0.1.0
+Version: 1.2.3
 License-Expression: Apache-2.0
 Requires-Dist: pytest>=9; extra == "test"
 """
@@ -26,7 +26,7 @@ def wheel(tmp_path):
         path = tmp_path / WHEEL
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("managedmem/_managedmem.abi3.so", library)
-            archive.writestr("managedmem-0.1.0.dist-info/METADATA", metadata)
+            archive.writestr("managedmem-1.2.3.dist-info/METADATA", metadata)
         return path
 
     return make
@@ -51,7 +51,7 @@ def test_the_bill_of_materials_names_the_file_and_its_bytes(wheel, monkeypatch):
     path = wheel()
     bill = build_wheels.bill_of_materials(path)
     component = bill["metadata"]["component"]
-    assert (component["name"], component["version"]) == ("managedmem", "0.1.0")
+    assert (component["name"], component["version"]) == ("managedmem", "1.2.3")
     assert component["licenses"] == [{"expression": "Apache-2.0"}]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert component["hashes"] == [{"alg": "SHA-256", "content": digest}]
@@ -96,9 +96,13 @@ def test_free_threaded_wheels_are_built_where_they_run(only_path, monkeypatch, c
     assert capsys.readouterr().out == "no free-threaded Python on PATH, so no wheel for one\n"
 
 
-def test_the_recipe_for_conda_has_the_version():
-    recipe = (ROOT / "conda" / "recipe" / "recipe.yaml").read_text()
-    assert f'version: "{managedmem.__version__}"' in recipe
+def test_every_file_has_the_version():
+    places = {
+        "pyproject.toml": f'\nversion = "{managedmem.__version__}"\n',
+        "CITATION.cff": f"\nversion: {managedmem.__version__}\n",
+        "conda/recipe/recipe.yaml": f'\n  version: "{managedmem.__version__}"\n',
+    }
+    assert [name for name, line in places.items() if line not in (ROOT / name).read_text()] == []
 
 
 def test_the_recipe_for_conda_has_a_c_library():
