@@ -14,6 +14,7 @@ import documents
 import managedmem
 from constants import IMMORTALIZES
 from managedmem import emulator
+from package_names import public_names_of
 from programs import run_python
 
 PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
@@ -160,21 +161,12 @@ def names_without_example(names):
     return [name for name, body in bodies.items() if not documents.blocks_of(body, ".rst")]
 
 
-def public_names_of(source):
-    """Those of a file of the package that cannot be imported without torch."""
-    path = Path(managedmem.__file__).parent / source
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            yield from ast.literal_eval(node.value)
-
-
 def test_every_public_name_has_an_example_in_the_reference():
     public = {f"managedmem.{name}" for name in managedmem.__all__ if name != "emulator"}
     aliases = {"ArrayLike", "Location", "StreamLike", "Target"}  # of which Sphinx knows nothing
     public |= {f"managedmem.typing.{name}" for name in {*managedmem.typing.__all__} - aliases}
-    for source in ("torch/__init__.py", "megatron.py"):
-        module = f"managedmem.{source.removesuffix('.py').removesuffix('/__init__')}"
-        public |= {f"{module}.{name}" for name in public_names_of(source)}
+    for module in ("torch", "megatron"):
+        public |= {f"managedmem.{module}.{name}" for name in public_names_of(module)}
     public.remove("managedmem.megatron.UnifiedMemoryUnsupportedError")  # of managedmem.torch
     assert len(public) > 70
     assert names_without_example(sorted(public)) == []
