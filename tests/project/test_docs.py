@@ -13,7 +13,7 @@ import pytest
 import documents
 import managedmem
 from constants import IMMORTALIZES
-from managedmem import emulator
+from managedmem import _tune_report, emulator
 from package_names import public_names_of
 from programs import run_python
 
@@ -260,6 +260,15 @@ def test_help_shows_no_words_of_doctest():
     texts += [value.__doc__ or "" for value in vars(managedmem._managedmem).values()]
     assert len(texts) > 60
     assert not [text for text in texts if "doctest:" in text]
+
+
+def test_the_page_of_stability_has_the_numbers_of_the_package():
+    page = " ".join((documents.DOCS / "stability.rst").read_text(encoding="utf-8").split())
+    project = (documents.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (python,) = re.findall(r'requires-python = ">=(\S+)"', project)
+    assert f'``"version"``, now {_tune_report.VERSION}.' in page
+    assert f"CPython {python} and newer" in page
+    assert f"limited API of CPython {python}" in page
 
 
 def words_of(text):
