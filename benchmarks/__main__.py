@@ -151,7 +151,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="file to write (default: benchmarks-DATE.json)")
     add("--read", type=Path, metavar="FILE", action="append", help="tables of an earlier run")
     add("--into", type=Path, metavar="FILE.md", help="put the tables into a page, or a new one")
-    add("--plot", type=Path, metavar="FILE", help="draw deferring and jobs (matplotlib)")
+    add("--plot", type=Path, metavar="FILE", help="draw language, or deferring and jobs")
     add("--program", action="append", choices=PROGRAMS, help="tuning: only this program")
     add("--npbench", type=Path, metavar="FOLDER", help="npbench: a checkout of spcl/npbench")
     add("--emulator", action="store_true", help="count instructions, on the emulated driver")

@@ -1,10 +1,11 @@
-"""Draws results with matplotlib."""
+"""Draws results: language models as bars, calls and jobs with matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from . import bars
 from .measure import Row
 from .report import Report, columns_of
 
@@ -53,7 +54,11 @@ def dots(axes: Any, rows: list[Row]) -> None:
 
 
 def draw(results: Report, path: Path) -> None:
-    """Deferring as lines, jobs as dots below them; draws those that were measured."""
+    """Language models; or deferring as lines, and jobs as dots below them."""
+    if results.groups.get("language"):
+        path.write_text(bars.picture(results), encoding="utf-8")
+        print(f"written: {path}")
+        return
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -64,7 +69,7 @@ def draw(results: Report, path: Path) -> None:
     deferring, jobs = results.groups.get("deferring", []), results.groups.get("jobs", [])
     mosaic = [["device", "host"]] * bool(deferring) + [["jobs", "jobs"]] * bool(jobs)
     if not mosaic:
-        raise SystemExit("benchmarks: --plot draws the groups deferring and jobs; neither is there")
+        raise SystemExit("benchmarks: --plot draws language, deferring and jobs; none is there")
     figure = Figure(figsize=(10, 4.5 * len(mosaic)), layout="constrained")
     places: dict[str, Any] = figure.subplot_mosaic(mosaic)
     for name, axes in places.items():
