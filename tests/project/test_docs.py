@@ -5,7 +5,9 @@ A block that is not run must be marked and must name its requirements; such bloc
 
 import ast
 import difflib
+import inspect
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from programs import run_python
 
 PAGES = [page for page in documents.PAGES if page.parent != documents.ROOT]
 WITH_PYTHON = [page for page in PAGES if documents.python_blocks(page)]
+REFERENCE = sorted((documents.DOCS / "reference").glob("*.rst"))
 # What these show needs a GPU and other libraries on it.
 NOT_RUN = {
     "README.md": 1,
@@ -142,7 +145,7 @@ def test_docutils_sees_the_same_blocks(page):
 def entries_of_the_reference():
     """Each name that the reference describes, in full, with the text of its entry."""
     module = ""
-    text = (documents.DOCS / "reference.rst").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE)
     heads = rf"^\.\. (currentmodule|auto(?:{'|'.join(ENTRIES)})):: (.*)$"
     parts = re.split(heads, text, flags=re.MULTILINE)
     for directive, name, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
@@ -174,9 +177,78 @@ def test_every_public_name_has_an_example_in_the_reference():
 
 
 def test_every_name_of_the_emulator_is_in_its_example():
-    page = documents.DOCS / "reference.rst"
+    page = documents.DOCS / "reference" / "emulator.rst"
     code = "".join(block.code for block in documents.python_blocks(page, "process"))
     assert [name for name in emulator.__all__ if f"emulator.{name}" not in code] == []
+
+
+def docstrings():
+    """Each public name without torch, members of classes included, with its docstring."""
+    for module in (managedmem, managedmem.typing, emulator):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            members = vars(thing).items() if isinstance(thing, type) else ()
+            yield f"{module.__name__}.{name}", inspect.getdoc(thing) or ""
+            for member, value in members:
+                if not member.startswith("_") and isinstance(value.__doc__, str):
+                    yield f"{module.__name__}.{name}.{member}", inspect.cleandoc(value.__doc__)
+
+
+@pytest.fixture(scope="module")
+def as_markup():
+    """The lines that the site makes of a docstring."""
+    hook = runpy.run_path(str(documents.DOCS / "conf.py"))["as_markup"]
+
+    def lines_of(text):
+        lines = text.split("\n")
+        hook(None, "function", "name", None, None, lines)
+        return lines
+
+    return lines_of
+
+
+def test_a_docstring_becomes_fields(as_markup):
+    lines = as_markup(
+        "Do it.\n\nParameters\n----------\na, b : Device or int\n    What\n    to do.\n\n"
+        "Returns a Device. More, for empty() and\nManagedBuffer (else KeyError). Raises TypeError\n"
+        "and ValueError for bad arguments, CUDAError when prefetch() fails; then nothing is done.\n"
+        "Safe from every thread.\nDriver: cuMemFree."
+    )
+    device = ":py:obj:`Device <managedmem.Device>`"
+    assert lines == [
+        "Do it.",
+        "",
+        "More, for :py:obj:`empty() <empty>` and"
+        " :py:obj:`ManagedBuffer <managedmem.ManagedBuffer>` (else KeyError).",
+        "",
+        ":param a: What to do.",
+        f":type a: {device} or int",
+        ":param b: What to do.",
+        f":type b: {device} or int",
+        f":Returns: a {device}",
+        ":raises TypeError: for bad arguments",
+        ":raises ValueError: for bad arguments",
+        ":raises CUDAError: when :py:obj:`prefetch() <prefetch>` fails; then nothing is done",
+        ":Threads: Safe from every thread.",
+        ":Driver: cuMemFree",
+        ":raises KeyError: as said above",
+        "",
+    ]
+
+
+def test_every_error_and_result_that_a_docstring_names_is_in_a_field(as_markup):
+    checked = 0
+    for name, text in docstrings():
+        fields = "\n".join(line for line in as_markup(text) if line.startswith(":"))
+        prose = "\n".join(line for line in as_markup(text) if not line.startswith(":"))
+        for sentence in re.findall(r"(?:^|\. )(Raises|Returns) ", " ".join(text.split())):
+            assert re.search(f"^:{sentence}[ :]", fields, re.MULTILINE | re.IGNORECASE), name
+            checked += 1
+        for error in re.findall(r"(?:Raises|\(else) ([A-Z]\w+)", " ".join(text.split())):
+            assert f":raises {error}:" in fields, name
+        assert not re.search(r"(^|\. )(Raises|Returns|Driver:) ", prose), name
+        assert "----" not in prose, name
+    assert checked > 100
 
 
 @pytest.mark.skipif(IMMORTALIZES, reason="immortal functions keep the memory that a page has made")
