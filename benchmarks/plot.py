@@ -1,17 +1,17 @@
-"""Draws results: language models as bars, calls and jobs with matplotlib."""
+"""Draws results in a column that is readable on a telephone: calls and jobs with matplotlib."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from . import bars
+from .bars import picture
 from .measure import Row
-from .report import Report, columns_of
+from .report import Report
 
 LINES = ("plain, call", "plain, end", "auto, call", "auto, end")
 BYTES = {"KiB": 1 << 10}
-LABEL: dict[str, Any] = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": "small"}
+OTHERS = ("page faults", "pinned copy")  # methods without this library
 
 
 def size_of(row: Row) -> int:
@@ -32,31 +32,27 @@ def lines(axes: Any, rows: list[Row], side: str) -> None:
     axes.legend()
 
 
-def dots(axes: Any, rows: list[Row]) -> None:
-    """A dot for each method of each job, job by job."""
-    names = columns_of(rows)
-    colors = {name: f"C{i}" for i, name in enumerate(names)}
-    at, ticks = 0, []
+def bars(axes: Any, rows: list[Row]) -> None:
+    """A bar for each method of each job, as a part of the slowest one, job by job."""
+    at = 0
     for row in rows:
-        done = [(name, row.results[name]) for name in names if name in row.results]
-        ticks.append(at + (len(done) - 1) / 2)
-        for name, result in done:
-            middle = result.median / 1e6
-            axes.errorbar(middle, at, xerr=result.spread * middle, fmt="o", color=colors[name])
-            axes.annotate(name, (middle, at), **LABEL)
+        slowest = max(result.median for result in row.results.values())
+        axes.text(0, at, row.operation, weight="bold", va="center")
+        for name, result in row.results.items():
             at += 1
-        at += 1
-    axes.set_yticks(ticks, [row.operation for row in rows])
-    axes.set(xlabel="ms", xscale="log", title="whole jobs, 256 MiB")
-    axes.margins(x=0.15)
-    axes.grid(axis="x", alpha=0.3)
+            length = result.median / slowest
+            axes.barh(at, length, color="#8c8c8c" if name in OTHERS else "#0072b2")
+            axes.text(length + 0.03, at, f"{result.median / 1e6:.3g} ms  {name}", va="center")
+        at += 2
+    axes.set(xlim=(0, 2.2), title="Jobs over 256 MiB, with managedmem in blue")
     axes.invert_yaxis()
+    axes.set_axis_off()
 
 
 def draw(results: Report, path: Path) -> None:
-    """Language models; or deferring as lines, and jobs as dots below them."""
+    """Language models; or deferring as lines, and jobs as bars below them."""
     if results.groups.get("language"):
-        path.write_text(bars.picture(results), encoding="utf-8")
+        path.write_text(picture(results), encoding="utf-8")
         print(f"written: {path}")
         return
     try:
@@ -67,17 +63,17 @@ def draw(results: Report, path: Path) -> None:
             f"benchmarks: --plot needs matplotlib (pip install matplotlib): {error}"
         ) from error
     deferring, jobs = results.groups.get("deferring", []), results.groups.get("jobs", [])
-    mosaic = [["device", "host"]] * bool(deferring) + [["jobs", "jobs"]] * bool(jobs)
-    if not mosaic:
+    heights = [3.0, 3.0] * bool(deferring) + [0.3 * (5 * len(jobs) + 1)] * bool(jobs)
+    if not heights:
         raise SystemExit("benchmarks: --plot draws language, deferring and jobs; none is there")
-    figure = Figure(figsize=(10, 4.5 * len(mosaic)), layout="constrained")
-    places: dict[str, Any] = figure.subplot_mosaic(mosaic)
-    for name, axes in places.items():
-        if name == "jobs":
-            dots(axes, jobs)
-        else:
-            lines(axes, deferring, name)
-    figure.suptitle(f"{results.machine['gpu']}, {results.machine['date']}")
+    figure = Figure(figsize=(4.4, sum(heights)), layout="constrained")
+    column = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
+    if deferring:
+        lines(column[0], deferring, "device")
+        lines(column[1], deferring, "host")
+    if jobs:
+        bars(column[-1], jobs)
+    figure.suptitle(f"{results.machine['gpu']}, {results.machine['date']}", fontsize="medium")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "managedmem"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     print(f"written: {path}")

@@ -16,7 +16,11 @@ version = release = managedmem.__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.intersphinx", "myst_nb", "sphinx_copybutton"]
 autodoc_mock_imports = ["cupy", "numba", "torch"]  # described without being installed
-exclude_patterns = ["_build", "examples/README.md"]  # whose links lead out of these pages
+exclude_patterns = [
+    "_build",
+    "examples/README.md",  # whose links lead out of these pages
+    "results",  # files to download: their tables would fill the search
+]
 nb_execution_mode = "off"  # notebooks are committed with their outputs
 nitpicky = True
 nitpick_ignore_regex = [("py:obj", ".*")]  # the links that as_markup() makes
