@@ -338,6 +338,13 @@ def test_the_page_of_stability_has_the_numbers_of_the_package():
     assert f"limited API of CPython {python}" in page
 
 
+def test_every_record_of_measurements_is_a_file_to_download():
+    page = (documents.DOCS / "develop" / "gpu.rst").read_text(encoding="utf-8")
+    records = [f for f in (documents.DOCS / "results").iterdir() if f.suffix in (".json", ".md")]
+    assert len(records) > 10
+    assert not [record for record in records if f"<../results/{record.name}>`" not in page]
+
+
 def test_the_pages_for_users_can_be_read():
     """A page that says all is not read. Markup without letters does not count."""
     pages = [*documents.DOCS.glob("*.rst"), documents.DOCS / "performance.md"]
