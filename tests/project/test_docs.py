@@ -24,10 +24,12 @@ WITH_PYTHON = [page for page in PAGES if documents.python_blocks(page)]
 REFERENCE = sorted((documents.DOCS / "reference").glob("*.rst"))
 # What these show needs a GPU and other libraries on it.
 NOT_RUN = {
-    "README.md": 1,
+    "README.md": 2,
     "allocators.rst": 4,
+    "index.rst": 1,
+    "offload.rst": 4,
     "recipes.rst": 2,
-    "torch.rst": 5,
+    "torch.rst": 2,
     "working_sets.rst": 2,
 }
 ENTRIES = ("function", "class", "exception", "data")
