@@ -516,6 +516,29 @@ class Wrapper(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
 
+@pytest.fixture
+def mesh():
+    """The mesh of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("needs a torch with gloo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield pytest.importorskip("torch.distributed.device_mesh").init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_shards_of_a_dtensor_are_looked_into(managed, mesh, device0):
+    from torch.distributed.tensor import DTensor, Replicate
+
+    tensor = managed()
+    if tensor.is_cuda:
+        pytest.skip("the mesh is one of CPUs")
+    whole = DTensor.from_local(tensor, mesh, [Replicate()])
+    assert mt.is_managed(whole) is True
+    assert mt.prefetch({"weight": whole}, device0) == tensor.nbytes
+    assert last_prefetch(tensor) == device0
+
+
 def test_wrappers_are_looked_into(managed, on, device0):
     tensor = managed()
     wrapped = Wrapper(tensor)

@@ -22,7 +22,9 @@ def inner_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors inside a wrapper such as DTensor, or the tensor itself."""
     if is_wrapper(tensor):
         for key in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from inner_tensors(f"{name}.{key}", getattr(tensor, key))
+            inner = getattr(tensor, key)
+            if isinstance(inner, Tensor):  # a DTensor names its mesh too
+                yield from inner_tensors(f"{name}.{key}", inner)
     else:
         yield name, tensor
 
@@ -30,6 +32,14 @@ def inner_tensors(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 def is_wrapper(tensor: Tensor) -> bool:
     """True for a subclass that only holds other tensors."""
     return type(tensor) not in _PLAIN and hasattr(type(tensor), "__tensor_flatten__")
+
+
+def shard_of(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this process has, or the tensor itself."""
+    if type(tensor) in _PLAIN or not is_wrapper(tensor):
+        return tensor
+    shard = getattr(tensor, "_local_tensor", None)
+    return shard if isinstance(shard, Tensor) else tensor
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # skip the slower check
