@@ -107,7 +107,11 @@ def __dir__() -> list[str]:
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from managedmem import cupy as cupy
     from managedmem import emulator as emulator
+    from managedmem import megatron as megatron
+    from managedmem import numba as numba
+    from managedmem import torch as torch
     from managedmem import typing as typing
     from managedmem._capabilities import capabilities
     from managedmem._creation import asarray, empty_like, full, zeros
@@ -128,10 +132,11 @@ else:
         "ManagedWorkingSet": "_working_set",
         "WorkingSet": "_working_set",
     }
+    _MODULES = ("cupy", "emulator", "megatron", "numba", "torch", "typing")
 
     def __getattr__(name: str) -> object:
         """Import a part at the first use of one of its names, which keeps this import short."""
-        if name in ("emulator", "typing"):
+        if name in _MODULES:
             return _import_module(f"managedmem.{name}")
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ Each call imports its library. Each array holds a DLPack export, which keeps the
 from importlib import import_module
 from typing import Any
 
+from managedmem._extras import CUPY
 from managedmem._managedmem import Device, Host, ManagedBuffer, _driver_info, _synchronize
 
 CPU, CUDA = 1, 2
@@ -72,10 +73,7 @@ def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
 
 
 def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
-    cupy = _library(
-        "cupy",
-        "CuPy, which is not installed: pip install cupy-cuda13x, or the one for your CUDA version",
-    )
+    cupy = _library("cupy", CUPY)
     _refuse_emulated("CuPy")
     own = _own_device(buffer)
     ordinal = cupy.cuda.runtime.getDevice() if own is None else own

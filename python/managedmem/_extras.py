@@ -1,9 +1,11 @@
-"""Imports libraries that the package does not require, with an error that names the extra."""
+"""Libraries that the package does not require: imports, and errors that say what to install."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
+
+CUPY = "CuPy, which is not installed: pip install cupy-cuda13x, or the one for your CUDA version"
 
 
 def need(module: str, user: str) -> Any:

@@ -14,7 +14,14 @@ import mmap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import cupy
+from managedmem._extras import CUPY
+
+try:
+    import cupy
+except ModuleNotFoundError as error:
+    if error.name != "cupy":
+        raise
+    raise ImportError(f"managedmem.cupy needs {CUPY}", name="cupy") from None
 
 import managedmem
 from managedmem import (

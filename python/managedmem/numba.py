@@ -15,8 +15,16 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from numba.cuda import HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
-from numba.cuda.cudadrv.driver import CudaAPIError
+try:
+    from numba.cuda import HostOnlyCUDAMemoryManager, MemoryInfo, MemoryPointer
+    from numba.cuda.cudadrv.driver import CudaAPIError
+except ModuleNotFoundError as error:
+    if error.name not in ("numba", "numba.cuda"):
+        raise
+    raise ImportError(
+        "managedmem.numba needs numba-cuda, which is not installed here: pip install numba-cuda",
+        name=error.name,
+    ) from None
 
 import managedmem
 from managedmem import CUDAOutOfMemoryError, Device, ManagedBuffer, ManagedMemoryResource
