@@ -1,7 +1,7 @@
 """zeros(), full(), asarray() and empty_like(): new buffers with contents.
 
-Contents are written where the memory will live: on a device that is the preferred location, else by
-the host. NumPy converts what asarray() takes.
+Contents are written where the memory will live: on a device that it is prefetched to or that is the
+preferred location, else by the host. NumPy converts what asarray() takes.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from managedmem._managedmem import (
     Device,
     DType,
+    Host,
     ManagedBuffer,
     MigrationPolicy,
     _synchronize,
     empty,
 )
+
+if TYPE_CHECKING:
+    from managedmem._managedmem import _Location
 
 _CODES = {
     "bool": "?",
@@ -71,13 +75,33 @@ def _pack(value: Any, dtype: DType) -> bytes:
         raise OverflowError(f"{value!r} does not fit {dtype}") from None
 
 
+# --- placement -----------------------------------------------------------------------------
+
+
+class _Memory(NamedTuple):
+    """The arguments name, policy and prefetch of a new buffer."""
+
+    name: str | None
+    policy: MigrationPolicy | None
+    prefetch: Device | Host | None
+
+    def writing_device(self) -> Device | None:
+        """The device that writes the first contents; None for the host."""
+        place = self.prefetch
+        if place is None and self.policy is not None:
+            place = self.policy.preferred_location
+        return place if isinstance(place, Device) else None
+
+
+def _memory(
+    name: str | None, policy: MigrationPolicy | None, prefetch: _Location | None
+) -> _Memory:
+    if prefetch is None:
+        return _Memory(name, policy, None)
+    return _Memory(name, policy, MigrationPolicy.prefer(prefetch).preferred_location)
+
+
 # --- writing -------------------------------------------------------------------------------
-
-
-def _writing_device(policy: MigrationPolicy | None) -> Device | None:
-    """The device that writes the first contents; None for the host."""
-    place = None if policy is None else policy.preferred_location
-    return place if isinstance(place, Device) else None
 
 
 def _store_on_host(buffer: ManagedBuffer, pieces: Iterable[bytes | memoryview]) -> None:
@@ -128,16 +152,18 @@ def _fill(buffer: ManagedBuffer, device: Device | None, pattern: bytes) -> None:
 def _made(
     shape: Any,
     dtype: Any,
-    name: str | None,
-    policy: MigrationPolicy | None,
+    memory: _Memory,
     write: Callable[[ManagedBuffer, Device | None], None],
 ) -> ManagedBuffer:
     """A buffer whose contents are written and complete; nothing is left of one that fails."""
-    buffer = empty(shape, dtype, name=name, policy=policy)
+    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy)
     if buffer.nbytes == 0:
         return buffer
     try:
-        write(buffer, _writing_device(policy))
+        write(buffer, memory.writing_device())
+        # The current device writes, and may take the pages of another place to itself.
+        if memory.prefetch not in (None, Device()):
+            buffer.prefetch(memory.prefetch)
     except BaseException:
         buffer.close()
         raise
@@ -166,9 +192,7 @@ def _imported_dlpack(numpy: Any, source: Any) -> Any:
     return numpy.from_dlpack(source)
 
 
-def _from_numpy(
-    source: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None, given: Any
-) -> ManagedBuffer:
+def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> ManagedBuffer:
     """From what NumPy makes an array of; `given` is the argument of asarray()."""
     try:
         numpy = import_module("numpy")
@@ -196,13 +220,11 @@ def _from_numpy(
         )
     own = DType(array.dtype.newbyteorder("="))
     data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
-    return _made(
-        array.shape, own, name, policy, lambda buffer, device: _store(buffer, device, data)
-    )
+    return _made(array.shape, own, memory, lambda buffer, device: _store(buffer, device, data))
 
 
 def _from_device_array(
-    data: Any, own: DType, dtype: Any, name: str | None, policy: MigrationPolicy | None, shape: Any
+    data: Any, own: DType, dtype: Any, memory: _Memory, shape: Any
 ) -> ManagedBuffer:
     """From memory that the driver copies."""
     if dtype is not None and own != DType(dtype):
@@ -216,14 +238,12 @@ def _from_device_array(
         buffer.copy_from(data)
         _synchronize(buffer, None, False)
 
-    return _made(shape, own, name, policy, write)
+    return _made(shape, own, memory, write)
 
 
-def _from_any(
-    data: Any, dtype: Any, name: str | None, policy: MigrationPolicy | None
-) -> ManagedBuffer:
+def _from_any(data: Any, dtype: Any, memory: _Memory) -> ManagedBuffer:
     if isinstance(data, ManagedBuffer) and (dtype is None or data.dtype == DType(dtype)):
-        return _from_device_array(data, data.dtype, None, name, policy, data.shape)
+        return _from_device_array(data, data.dtype, None, memory, data.shape)
     interface = getattr(data, "__cuda_array_interface__", None)
     if interface is not None and not isinstance(data, ManagedBuffer):
         if not isinstance(interface, dict) or not {"typestr", "shape"} <= interface.keys():
@@ -231,17 +251,17 @@ def _from_any(
                 f"{type(data).__name__} must have shape and typestr in its __cuda_array_interface__"
             )
         own = DType(interface["typestr"])
-        return _from_device_array(data, own, dtype, name, policy, interface["shape"])
+        return _from_device_array(data, own, dtype, memory, interface["shape"])
     if isinstance(data, ManagedBuffer):
         _synchronize(data, None, True)  # NumPy does not wait for the default stream
     if hasattr(type(data), "__array__"):
-        return _from_numpy(data, dtype, name, policy, data)
+        return _from_numpy(data, dtype, memory, data)
     try:
         view = memoryview(data)  # the elements of bytes, which are text for NumPy
     except TypeError:
-        return _from_numpy(data, dtype, name, policy, data)
+        return _from_numpy(data, dtype, memory, data)
     with view:
-        return _from_numpy(view, dtype, name, policy, data)
+        return _from_numpy(view, dtype, memory, data)
 
 
 # --- functions -----------------------------------------------------------------------------
@@ -253,18 +273,21 @@ def zeros(
     *,
     name: str | None = None,
     policy: MigrationPolicy | None = None,
+    prefetch: _Location | None = None,
 ) -> ManagedBuffer:
     """Allocate managed memory for an array and fill it with 0.
 
-    Parameters are those of empty(). The memory is filled where it will live: if the policy prefers
-    a device, the pages are prefetched there and the current device fills them; otherwise the host
-    does. The contents are complete when the call returns, for every stream and for the host.
+    Parameters are those of empty(). The memory is filled where it will live: if ``prefetch`` is, or
+    else the policy prefers, a device, the pages are prefetched there and the current device fills
+    them; otherwise the host does. The contents are complete when the call returns, for every stream
+    and for the host. Pages that ``prefetch`` still has to move follow in the default stream.
 
     Raises as empty() does, and CUDAError when the driver fails; the memory is then freed. Safe from
     every thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async,
     cuStreamSynchronize.
     """
-    return full(shape, 0, "uint8" if dtype is None else dtype, name=name, policy=policy)
+    wanted = "uint8" if dtype is None else dtype
+    return full(shape, 0, wanted, name=name, policy=policy, prefetch=prefetch)
 
 
 def full(
@@ -274,6 +297,7 @@ def full(
     *,
     name: str | None = None,
     policy: MigrationPolicy | None = None,
+    prefetch: _Location | None = None,
 ) -> ManagedBuffer:
     """Allocate managed memory for an array and fill it with a number.
 
@@ -290,6 +314,8 @@ def full(
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
         The advice that the memory has from the start.
+    prefetch : Device or Host, optional
+        Where the pages are when the default stream has come to this call.
 
     The value is converted as Python converts it: 1.5 is 1 as an int. The memory is filled where it
     will live, and complete when the call returns, as in zeros().
@@ -302,7 +328,8 @@ def full(
     _check_number(fill_value)
     wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
     pattern = _pack(fill_value, wanted)
-    return _made(shape, wanted, name, policy, lambda buffer, device: _fill(buffer, device, pattern))
+    memory = _memory(name, policy, prefetch)
+    return _made(shape, wanted, memory, lambda buffer, device: _fill(buffer, device, pattern))
 
 
 def asarray(
@@ -312,6 +339,7 @@ def asarray(
     copy: bool | None = None,
     name: str | None = None,
     policy: MigrationPolicy | None = None,
+    prefetch: _Location | None = None,
 ) -> ManagedBuffer:
     """Bring an array into managed memory.
 
@@ -332,11 +360,13 @@ def asarray(
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
         The advice that the memory has from the start.
+    prefetch : Device or Host, optional
+        As for full(). A ManagedBuffer that is returned itself is prefetched too.
 
-    The contents are copied to where the memory will live: if the policy prefers a device, the pages
-    are prefetched there first; otherwise the host writes them. The driver copies arrays with
-    __cuda_array_interface__ and a ManagedBuffer of the same dtype, behind the work on the default
-    stream. The contents are complete when the call returns.
+    The contents are copied to where the memory will live: if ``prefetch`` is, or else the policy
+    prefers, a device, the pages are prefetched there first; otherwise the host writes them. The
+    driver copies arrays with __cuda_array_interface__ and a ManagedBuffer of the same dtype, behind
+    the work on the default stream. The contents are complete when the call returns.
 
     NumPy converts everything else, and must be installed for that. Arrays with
     __cuda_array_interface__ are not converted to another dtype.
@@ -349,12 +379,14 @@ def asarray(
     same = isinstance(a, ManagedBuffer) and (dtype is None or a.dtype == DType(dtype))
     if same and not copy and name is None and policy is None:
         kept: ManagedBuffer = a
+        if prefetch is not None:
+            kept.prefetch(prefetch)
         return kept
     if copy is False:
         raise ValueError(
             "copy=False allows only a ManagedBuffer of the same dtype, without name and policy"
         )
-    return _from_any(a, dtype, name, policy)
+    return _from_any(a, dtype, _memory(name, policy, prefetch))
 
 
 def empty_like(
@@ -364,6 +396,7 @@ def empty_like(
     shape: SupportsIndex | Sequence[SupportsIndex] | None = None,
     name: str | None = None,
     policy: MigrationPolicy | None = None,
+    prefetch: _Location | None = None,
 ) -> ManagedBuffer:
     """Allocate managed memory for an array like another one, with undefined contents.
 
@@ -375,11 +408,11 @@ def empty_like(
         Another element type.
     shape : int or sequence of int, optional
         Another shape.
-    name, policy
+    name, policy, prefetch
         As for empty().
 
     Raises TypeError for an object without shape or dtype, and as empty() does. Safe from every
-    thread. Driver: cuMemAllocManaged, cuMemAdvise.
+    thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync.
     """
     try:
         shape = prototype.shape if shape is None else shape
@@ -388,4 +421,4 @@ def empty_like(
         raise TypeError(
             f"empty_like() needs an object with shape and dtype, got {type(prototype).__name__}"
         ) from None
-    return empty(shape, dtype, name=name, policy=policy)
+    return empty(shape, dtype, name=name, policy=policy, prefetch=prefetch)

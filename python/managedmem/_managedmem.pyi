@@ -353,6 +353,7 @@ class ManagedMemoryResource:
         stream: _Stream | None = None,
         name: str | None = None,
         policy: MigrationPolicy | None = None,
+        prefetch: _Location | None = None,
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -406,6 +407,7 @@ class DeviceMemoryResource:
         stream: _Stream | None = None,
         name: str | None = None,
         policy: MigrationPolicy | None = None,
+        prefetch: _Location | None = None,
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -1052,6 +1054,7 @@ def empty(
     *,
     name: str | None = None,
     policy: MigrationPolicy | None = None,
+    prefetch: _Location | None = None,
 ) -> ManagedBuffer: ...
 def _driver_info() -> _DriverInfo: ...
 def _select_driver(name: str, /) -> None: ...

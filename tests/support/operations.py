@@ -520,6 +520,13 @@ OPERATIONS = {
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),
         faults=PAGES + 5,
     ),
+    "empty with a prefetch": Operation(
+        lambda w: w.keep(managedmem.empty(SIZE, prefetch=ZERO)), faults=2
+    ),
+    "allocate with a prefetch": Operation(
+        lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, stream=w.stream, prefetch=ONE)),
+        faults=2,
+    ),
     "empty_like": Operation(lambda w: w.keep(empty_like(w.a, "f4", shape=9))),
     "zeros": Operation(lambda w: w.keep(zeros(SIZE, name="zeros"))),
     "zeros on a device": Operation(
@@ -528,6 +535,7 @@ OPERATIONS = {
     "full of long elements on a device": Operation(
         lambda w: w.keep(full((3, 5000), 0.1, policy=MigrationPolicy.prefer(ZERO))), faults=6
     ),
+    "zeros with a prefetch": Operation(lambda w: w.keep(zeros(SIZE, prefetch=ONE)), faults=5),
     "asarray of numbers": Operation(lambda w: w.keep(asarray([[1, 2], [3, 4.5]]))),
     "asarray of a buffer on a device": Operation(
         lambda w: w.keep(asarray(PATTERNS[0], policy=MigrationPolicy.prefer(ZERO))), faults=5

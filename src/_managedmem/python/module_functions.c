@@ -255,7 +255,7 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
 
 PyDoc_STRVAR(
     empty_doc,
-    "empty(shape, dtype='uint8', *, name=None, policy=None)\n--\n\n"
+    "empty(shape, dtype='uint8', *, name=None, policy=None, prefetch=None)\n--\n\n"
     "Allocate managed memory for an array, with undefined contents.\n"
     "\n"
     "Parameters\n"
@@ -268,21 +268,24 @@ PyDoc_STRVAR(
     "    The name of the buffer, as ManagedBuffer.name has it.\n"
     "policy : MigrationPolicy, optional\n"
     "    The advice that the memory has from the start, before anything touches it.\n"
+    "prefetch : Device or Host, optional\n"
+    "    Where the pages are populated, in the order of the default stream, as by\n"
+    "    ManagedBuffer.prefetch(). None: each page at its first use or prefetch.\n"
     "\n"
-    "Returns a ManagedBuffer. No page is populated before its first use or prefetch. Raises ValueError\n"
-    "and TypeError for bad arguments, CUDAOutOfMemoryError when memory runs out, CUDAError for advice\n"
-    "that the driver refuses; the memory is then freed. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes.");
+    "Returns a ManagedBuffer. Raises ValueError and TypeError for bad arguments, CUDAOutOfMemoryError when\n"
+    "memory runs out, CUDAError for advice or a prefetch that the driver refuses; the memory is then freed.\n"
+    "Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemPrefetchAsync.");
 
 MM_GUARD_ARRAYS static PyObject *
 module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SHAPE, DTYPE, NAME, POLICY, ARGC };
+    enum { SHAPE, DTYPE, NAME, POLICY, PREFETCH, ARGC };
     static mm_signature signature = {.doc = empty_doc};
     mm_state *state = mm_module_state(module);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     PyObject *argv[ARGC];
-    const mm_policy *policy;
+    mm_placement placement;
     const char *name;
     mm_layout layout;
     size_t bytes;
@@ -298,10 +301,10 @@ module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
         || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
         || mm_read_name(argv[NAME], &name) < 0
-        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
+        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], &placement) < 0) {
         return NULL;
     }
-    return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, policy), name);
+    return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, &placement), name);
 }
 
 /* --- the driver ------------------------------------------------------------------------- */

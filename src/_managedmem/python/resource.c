@@ -3,6 +3,8 @@
  * resource_attributes.c. */
 #include "resource.h"
 
+#include "../memory/prefetch.h"
+#include "foreign_location.h"
 #include "foreign_resource.h"
 #include "leak_warnings.h"
 #include "stream_object.h"
@@ -218,6 +220,40 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     return buffer;
 }
 
+/* Populates the pages of a new buffer in the order of the stream. Releases the buffer if that
+ * fails. */
+MM_COLD static PyObject *
+prefetch_new(mm_state *state, PyObject *buffer, CUmemLocation location, PyObject *stream_object)
+{
+    mm_stream_use stream;
+    mm_buffer_use use;
+    mm_status st;
+    int rc;
+
+    if (mm_stream_read(state, stream_object, &stream) < 0
+        || mm_buffer_enter(mm_buffer_of(buffer), MM_PREFETCH, &stream, &use) < 0) {
+        Py_DECREF(buffer);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_range_prefetch(use.cu, use.range, location, stream.handle, MM_DEFER_AUTO, &st);
+    mm_buffer_leave(&use);
+    Py_END_ALLOW_THREADS
+    if (mm_raise_failure(state, rc, &st) < 0) {
+        Py_CLEAR(buffer);
+    }
+    return buffer;
+}
+
+MM_COLD static PyObject *
+refuse_prefetch(PyObject *resource)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "prefetch needs managed memory, and the memory of %R stays on its device",
+                 resource);
+    return NULL;
+}
+
 MM_COLD static PyObject *
 refuse_policy(PyObject *resource)
 {
@@ -229,8 +265,8 @@ refuse_policy(PyObject *resource)
 }
 
 static inline PyObject *
-allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-         const mm_layout *layout, const mm_policy *policy)
+allocate_unpopulated(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+                     const mm_layout *layout, const mm_policy *policy)
 {
     mm_stream_use use;
 
@@ -252,41 +288,74 @@ allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     return allocate_unpooled(state, resource, bytes, layout, policy);
 }
 
+int
+mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, mm_placement *out)
+{
+    out->prefetch = (CUmemLocation){0};
+    if (mm_read_policy(state, policy, &out->policy) < 0) {
+        return -1;
+    }
+    return prefetch == NULL || prefetch == Py_None
+               ? 0
+               : mm_read_location(state, prefetch, &out->prefetch);
+}
+
+static inline PyObject *
+allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+         const mm_layout *layout, const mm_placement *placement)
+{
+    PyObject *buffer;
+
+    if (placement->prefetch.type == CU_MEM_LOCATION_TYPE_NONE) {
+        return allocate_unpopulated(state, resource, stream, bytes, layout, placement->policy);
+    }
+    if (resource != NULL && Py_TYPE(resource) == state->device_resource_type) {
+        return refuse_prefetch(resource);
+    }
+    buffer = allocate_unpopulated(state, resource, stream, bytes, layout, placement->policy);
+    return buffer ? prefetch_new(state, buffer, placement->prefetch, stream) : NULL;
+}
+
 PyObject *
 mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-            const mm_layout *layout, const mm_policy *policy)
+            const mm_layout *layout, const mm_placement *placement)
 {
-    return allocate(state, resource, stream, bytes, layout, policy);
+    return allocate(state, resource, stream, bytes, layout, placement);
 }
 
 PyDoc_STRVAR(
     allocate_doc,
-    "allocate($self, size, *, stream=None, name=None, policy=None)\n--\n\n"
+    "allocate($self, size, *, stream=None, name=None, policy=None, prefetch=None)\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
     "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
-    "a pool the memory is usable at once, on every stream, and stream is only checked. No page of\n"
-    "managed memory is populated before its first use or prefetch. Size 0 allocates nothing. name is\n"
-    "that of ManagedBuffer.name.\n"
+    "a pool the memory is usable at once, on every stream, and stream is only checked, or that of the\n"
+    "prefetch. Size 0 allocates nothing. name is that of ManagedBuffer.name.\n"
+    "\n"
+    "prefetch is a Device or Host where the pages are populated, in the order of the stream. None: no page\n"
+    "of managed memory is populated before its first use or prefetch. If the prefetch fails, the memory\n"
+    "is freed.\n"
     "\n"
     "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
     "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
     "\n"
-    "Raises ValueError for a size below 0, a bad name, or a policy with a pool; TypeError for a size that\n"
-    "is not an int or a policy of another type; RuntimeError when the resource is closed; CUDAError for a\n"
-    "pool on a stream that captures a graph, and for advice that the driver refuses;\n"
-    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync.");
+    "Raises ValueError for a size below 0, a bad name, a policy with a pool, or a prefetch of the pool of a\n"
+    "device; TypeError for a size that is not an int or a policy or location of another type; RuntimeError\n"
+    "when the resource is closed; CUDAError for a pool or a prefetch on a stream that captures a graph,\n"
+    "and for advice or a prefetch that the driver refuses; CUDAOutOfMemoryError when memory runs out.\n"
+    "Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync,\n"
+    "cuMemPrefetchAsync.");
 
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SIZE, STREAM, NAME, POLICY, ARGC };
+    enum { SIZE, STREAM, NAME, POLICY, PREFETCH, ARGC };
     static mm_signature signature = {.doc = allocate_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
-    const mm_policy *policy;
+    mm_placement placement;
     const char *name;
     Py_ssize_t length;
     mm_layout layout;
@@ -294,12 +363,12 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0
-        || mm_read_policy(state, argv[POLICY], &policy) < 0) {
+        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], &placement) < 0) {
         return NULL;
     }
     length = (Py_ssize_t)size;
     layout = mm_layout_of_bytes(&length);
-    return mm_buffer_named(allocate(state, op, argv[STREAM], size, &layout, policy), name);
+    return mm_buffer_named(allocate(state, op, argv[STREAM], size, &layout, &placement), name);
 }
 
 /* Once the resource is closed, only its blocks keep the pool, so this free by address is not

@@ -31,11 +31,19 @@ mm_is_resource(const mm_state *state, PyObject *op)
            || Py_TYPE(op) == state->device_resource_type;
 }
 
+/* The place of new memory. */
+typedef struct {
+    const mm_policy *policy; /* its advice; NULL for the resource's */
+    CUmemLocation prefetch; /* where its pages are populated; of type NONE: nowhere yet */
+} mm_placement;
+
+/* Reads the arguments policy and prefetch, each of which may be NULL or None. */
+int mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, mm_placement *out);
+
 /* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
- * NULL; the memory of a pool is allocated in its order. `policy` is the advice of the new memory;
- * NULL for the resource's. */
+ * NULL; the memory of a pool is allocated, and every memory prefetched, in its order. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-                      const mm_layout *layout, const mm_policy *policy);
+                      const mm_layout *layout, const mm_placement *placement);
 
 /* Enters the resource and returns the driver; NULL with an exception if the resource is closed. No
  * other guard may be entered before. No Python code may run before mm_resource_leave, which needs
