@@ -8,6 +8,7 @@ from typing import Any
 
 from managedmem._extras import CUPY
 from managedmem._managedmem import Device, Host, ManagedBuffer, _driver_info, _synchronize
+from managedmem._narrow_floats import is_narrow, numpy_type
 
 CPU, CUDA = 1, 2
 LEGACY_STREAM = 1
@@ -57,6 +58,19 @@ def to_torch(buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
         "torch",
         "PyTorch, which is not installed: pip install torch, or see https://pytorch.org",
     )
+    if not is_narrow(buffer.dtype):
+        return _torch_tensor(torch, buffer, device, stream)
+    dtype = getattr(torch, buffer.dtype, None)
+    if dtype is None:
+        raise TypeError(
+            f'torch has no {buffer.dtype}: use the bits, as in buf.view("uint8").torch()'
+        )
+    # Older versions of torch know no 8-bit float in DLPack.
+    bits = buffer.view("uint8" if buffer.itemsize == 1 else "int16", buffer.shape)
+    return _torch_tensor(torch, bits, device, stream).view(dtype)
+
+
+def _torch_tensor(torch: Any, buffer: ManagedBuffer, device: Any, stream: Any) -> Any:
     target = _torch_device(torch, buffer, device)
     if target.type == "cpu":
         _synchronize(buffer, stream, True)
@@ -82,4 +96,5 @@ def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
     consumer = cupy.cuda.get_current_stream().ptr or LEGACY_STREAM
     capsule = buffer.__dlpack__(stream=consumer)
     memory = cupy.cuda.UnownedMemory(buffer.handle, buffer.nbytes, capsule, ordinal)
-    return cupy.ndarray(buffer.shape, str(buffer.dtype), cupy.cuda.MemoryPointer(memory, 0))
+    dtype = numpy_type(buffer.dtype) if is_narrow(buffer.dtype) else str(buffer.dtype)
+    return cupy.ndarray(buffer.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))

@@ -20,6 +20,7 @@ from managedmem._managedmem import (
     _synchronize,
     empty,
 )
+from managedmem._narrow_floats import is_narrow, numpy_type, pack
 
 if TYPE_CHECKING:
     from managedmem._managedmem import _Location
@@ -67,6 +68,8 @@ def _check_number(value: Any) -> None:
 
 def _pack(value: Any, dtype: DType) -> bytes:
     """The bytes of a number, converted as Python converts it."""
+    if is_narrow(dtype):
+        return pack(value, dtype)
     converted = _CONVERT[dtype.rstrip("0123456789")](value)
     parts = (converted.real, converted.imag) if isinstance(converted, complex) else (converted,)
     try:
@@ -173,6 +176,14 @@ def _made(
 # --- sources -------------------------------------------------------------------------------
 
 
+def _numpy_dtype(dtype: Any) -> Any:
+    """The type for NumPy; None for None."""
+    if dtype is None:
+        return None
+    name = DType(dtype)
+    return numpy_type(name) if is_narrow(name) else str(name)
+
+
 def _is_known_to_numpy(source: Any) -> bool:
     """True if numpy.asarray() finds the elements itself, or the source has no DLPack."""
     if not hasattr(type(source), "__dlpack__"):
@@ -206,9 +217,8 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
         ) from None
     if not _is_known_to_numpy(source):
         source = _imported_dlpack(numpy, source)
-    wanted = None if dtype is None else str(DType(dtype))
     try:
-        array = numpy.asarray(source, wanted)
+        array = numpy.asarray(source, _numpy_dtype(dtype))
     except TypeError:
         if hasattr(source, "dtype"):
             DType(source.dtype)  # raises for one that buffers do not have, and says what to do
@@ -219,8 +229,33 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
             "or a nested sequence of numbers"
         )
     own = DType(array.dtype.newbyteorder("="))
-    data = memoryview(numpy.ascontiguousarray(array, str(own)).reshape(-1).view(numpy.uint8))
-    return _made(array.shape, own, memory, lambda buffer, device: _store(buffer, device, data))
+    return _from_array(numpy.ascontiguousarray(array, _numpy_dtype(own)), array.shape, own, memory)
+
+
+def _from_array(array: Any, shape: Any, own: DType, memory: _Memory) -> ManagedBuffer:
+    """From the bytes of an array of NumPy that is C-contiguous."""
+    data = memoryview(array.reshape(-1).view("u1"))
+    return _made(shape, own, memory, lambda buffer, device: _store(buffer, device, data))
+
+
+def _from_narrow_tensor(tensor: Any, own: DType, dtype: Any, memory: _Memory) -> ManagedBuffer:
+    """From a tensor of torch whose type NumPy lacks."""
+    if not tensor.is_cpu:
+        return _from_device_array(tensor, own, dtype, memory, tensor.shape)
+    torch = import_module("torch")
+    bits = tensor.contiguous().view(torch.uint8 if own.itemsize == 1 else torch.int16).numpy()
+    if dtype is None or own == DType(dtype):
+        return _from_array(bits, bits.shape, own, memory)
+    return _from_numpy(bits.view(numpy_type(own)), dtype, memory, tensor)
+
+
+def _narrow_type(data: Any) -> DType | None:
+    """The type of an array or tensor if NumPy lacks it."""
+    try:
+        dtype = DType(data.dtype)
+    except (AttributeError, TypeError):
+        return None
+    return dtype if is_narrow(dtype) else None
 
 
 def _from_device_array(
@@ -241,19 +276,29 @@ def _from_device_array(
     return _made(shape, own, memory, write)
 
 
+def _from_buffer(buffer: ManagedBuffer, dtype: Any, memory: _Memory) -> ManagedBuffer:
+    if dtype is None or buffer.dtype == DType(dtype):
+        return _from_device_array(buffer, buffer.dtype, None, memory, buffer.shape)
+    if is_narrow(buffer.dtype):
+        return _from_numpy(buffer.numpy(), dtype, memory, buffer)
+    _synchronize(buffer, None, True)  # NumPy does not wait for the default stream
+    return _from_numpy(buffer, dtype, memory, buffer)
+
+
 def _from_any(data: Any, dtype: Any, memory: _Memory) -> ManagedBuffer:
-    if isinstance(data, ManagedBuffer) and (dtype is None or data.dtype == DType(dtype)):
-        return _from_device_array(data, data.dtype, None, memory, data.shape)
+    if isinstance(data, ManagedBuffer):
+        return _from_buffer(data, dtype, memory)
+    narrow = _narrow_type(data)
+    if narrow is not None and str(data.dtype).startswith("torch."):
+        return _from_narrow_tensor(data, narrow, dtype, memory)
     interface = getattr(data, "__cuda_array_interface__", None)
-    if interface is not None and not isinstance(data, ManagedBuffer):
+    if interface is not None:
         if not isinstance(interface, dict) or not {"typestr", "shape"} <= interface.keys():
             raise TypeError(
                 f"{type(data).__name__} must have shape and typestr in its __cuda_array_interface__"
             )
-        own = DType(interface["typestr"])
+        own = narrow or DType(interface["typestr"])
         return _from_device_array(data, own, dtype, memory, interface["shape"])
-    if isinstance(data, ManagedBuffer):
-        _synchronize(data, None, True)  # NumPy does not wait for the default stream
     if hasattr(type(data), "__array__"):
         return _from_numpy(data, dtype, memory, data)
     try:
@@ -286,8 +331,9 @@ def zeros(
     every thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async,
     cuStreamSynchronize.
     """
-    wanted = "uint8" if dtype is None else dtype
-    return full(shape, 0, wanted, name=name, policy=policy, prefetch=prefetch)
+    wanted = DType("uint8" if dtype is None else dtype)
+    memory = _memory(name, policy, prefetch)
+    return _made(shape, wanted, memory, lambda buffer, device: _fill(buffer, device, b"\0"))
 
 
 def full(
@@ -348,8 +394,8 @@ def asarray(
     a : array, buffer, number or nested sequence of numbers
         A ManagedBuffer; a C-contiguous array that has __cuda_array_interface__; an object with the
         buffer protocol, such as bytes or array.array; an object with __dlpack__ in memory of the
-        host; anything else that numpy.asarray() takes, such as lists, and torch tensors on the CPU
-        that do not require grad and are not bfloat16.
+        host; anything else that numpy.asarray() takes, such as lists; torch tensors that do not
+        require grad.
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps the type that NumPy gives the array.
     copy : bool, optional

@@ -288,7 +288,7 @@ class WorkingSet(_GroupSet[FramedGroup]):
         arrays : mapping of names to arrays, iterable of arrays, or one array
             C-contiguous arrays of the host or a device, of a dtype that buffers have: NumPy's,
             torch's, CuPy's, a ManagedBuffer, and others with shape and dtype that show their
-            memory. Add bfloat16 and 8-bit floats as integers. They are not needed afterwards.
+            memory. They are not needed afterwards.
         access : {'read', 'write', 'scratch'}
             'read': uses do not write the arrays. 'write': writes of uses go home. 'scratch':
             nothing is copied; uses find undefined contents.
@@ -419,8 +419,7 @@ def _home_of(arrays: Any, device: Device) -> Home:
     for number, item in enumerate(items):
         with _naming(number if names is None else names[number]):
             shape, dtype = _form_of(item)
-        bits = int("".join(filter(str.isdigit, dtype)) or 8)
-        nbytes = prod(shape) * bits // 8
+        nbytes = prod(shape) * dtype.itemsize
         used = (used + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
         layout.append((used, nbytes, shape, dtype))
         used += nbytes

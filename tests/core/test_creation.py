@@ -201,7 +201,7 @@ class TestFull:
         with pytest.raises(ValueError, match="NaN"):
             full(3, math.nan, "int32")
         with pytest.raises(TypeError, match="dtype of a buffer"):
-            full(3, 1, "bfloat16")
+            full(3, 1, "float4_e2m1fn")
 
 
 NESTED = [

@@ -14,7 +14,9 @@ NAMES = [
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 ]
+NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2"]
 every_name = pytest.mark.parametrize("name", NAMES)
+every_name_of_all = pytest.mark.parametrize("name", [*NAMES, *NARROW])
 
 
 def of(name):
@@ -101,7 +103,7 @@ class TestComparing:
 
 
 class TestIsAName:
-    @every_name
+    @every_name_of_all
     def test_is_a_str(self, name):
         dtype = of(name)
         assert isinstance(dtype, str)
@@ -118,7 +120,7 @@ class TestIsAName:
         assert sorted([dtype, "zzz", "aaa"]) == ["aaa", name, "zzz"]
         assert collections.Counter([dtype, name, dtype]) == {name: 3}
 
-    @every_name
+    @every_name_of_all
     def test_there_is_one_object_for_each(self, name):
         dtype = of(name)
         for again in (of(name), DType(name), DType(dtype), DType(dtype=name)):

@@ -149,6 +149,40 @@ mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     return array;
 }
 
+/* Sets *type to that of ml_dtypes for an element type that NumPy lacks, else to NULL. */
+static int
+find_numpy_type(const mm_buffer *b, PyObject **type)
+{
+    PyObject *module;
+
+    *type = NULL;
+    if (!mm_is_plain_bytes(b->dtype)) {
+        return 0;
+    }
+    module = PyImport_ImportModule("managedmem._narrow_floats");
+    if (module != NULL) {
+        *type = PyObject_CallMethod(module, "numpy_type", "s", b->dtype->name);
+        Py_DECREF(module);
+    }
+    return *type ? 0 : -1;
+}
+
+/* The array with elements of a type, unless that is NULL. Takes over both references. */
+static PyObject *
+with_type(PyObject *array, PyObject *type)
+{
+    PyObject *viewed;
+
+    if (array == NULL || type == NULL) {
+        Py_XDECREF(type);
+        return array;
+    }
+    viewed = PyObject_CallMethod(array, "view", "O", type);
+    Py_DECREF(array);
+    Py_DECREF(type);
+    return viewed;
+}
+
 /* Smaller copies are not worth page-locked memory: the host copies them itself. */
 static const size_t SMALLEST_RESULT = (size_t)64 << 10;
 
@@ -194,6 +228,8 @@ const char mm_numpy_doc[] =
     "during the work of a device ends the process. The call then waits for the stream, the current device\n"
     "and every device that this library has used; do not use the array while a device works again.\n"
     "\n"
+    "bfloat16 and the 8-bit floats are the types of ml_dtypes, which must be installed (ImportError).\n"
+    "\n"
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
     "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
     "while the stream captures a graph, which stays intact. Safe from every thread; releases the GIL.\n"
@@ -204,7 +240,7 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 {
     static mm_signature signature = {.doc = mm_numpy_doc};
     mm_buffer *b = mm_buffer_of(op);
-    PyObject *argv[2], *numpy, *array;
+    PyObject *argv[2], *numpy, *type, *array;
     bool copy = false;
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
@@ -213,12 +249,13 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
         return NULL;
     }
     numpy = import_numpy();
-    if (numpy == NULL) {
+    if (numpy == NULL || find_numpy_type(b, &type) < 0) {
+        Py_XDECREF(numpy);
         return NULL;
     }
     array = make_array(b, numpy, argv[0], copy);
     Py_DECREF(numpy);
-    return array;
+    return with_type(array, type);
 }
 
 /* --- torch and CuPy --------------------------------------------------------------------- */
@@ -327,9 +364,9 @@ const char mm_torch_doc[] =
     "2.15 the dtype: it reads the bytes as float32, so that ints become other numbers.\n"
     "\n"
     "Raises ImportError without torch, RuntimeError when closed, or for a CUDA device with the emulated\n"
-    "driver, ValueError for a device of another kind, BufferError for a device that cannot use this\n"
-    "memory, CUDAError as numpy() does. Safe from every thread. Driver: cuMemPrefetchAsync,\n"
-    "cuStreamSynchronize.";
+    "driver, TypeError for an 8-bit float that torch lacks, ValueError for a device of another kind,\n"
+    "BufferError for a device that cannot use this memory, CUDAError as numpy() does. Safe from every\n"
+    "thread. Driver: cuMemPrefetchAsync, cuStreamSynchronize.";
 
 PyObject *
 mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -7,19 +7,51 @@
 #include "args.h"
 #include "foreign_class.h"
 
-enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_COMPLEX = 5, DL_BOOL = 6 };
-
-/* clang-format off: one type a line */
-const mm_dtype mm_dtypes[MM_DTYPE_COUNT] = {
-    {"uint8", "|u1", "B", 1, DL_UINT},         {"int8", "|i1", "b", 1, DL_INT},
-    {"bool", "|b1", "?", 1, DL_BOOL},          {"uint16", "<u2", "H", 2, DL_UINT},
-    {"int16", "<i2", "h", 2, DL_INT},          {"uint32", "<u4", "I", 4, DL_UINT},
-    {"int32", "<i4", "i", 4, DL_INT},          {"uint64", "<u8", "Q", 8, DL_UINT},
-    {"int64", "<i8", "q", 8, DL_INT},          {"float16", "<f2", "e", 2, DL_FLOAT},
-    {"float32", "<f4", "f", 4, DL_FLOAT},      {"float64", "<f8", "d", 8, DL_FLOAT},
-    {"complex64", "<c8", "Zf", 8, DL_COMPLEX}, {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
+/* The codes of DLPack; those of the 8-bit floats came with version 1.1. */
+enum {
+    DL_INT = 0,
+    DL_UINT = 1,
+    DL_FLOAT = 2,
+    DL_BFLOAT = 4,
+    DL_COMPLEX = 5,
+    DL_BOOL = 6,
+    DL_FLOAT8_E3M4 = 7,
+    DL_FLOAT8_E4M3 = 8,
+    DL_FLOAT8_E4M3B11FNUZ = 9,
+    DL_FLOAT8_E4M3FN = 10,
+    DL_FLOAT8_E4M3FNUZ = 11,
+    DL_FLOAT8_E5M2 = 12,
+    DL_FLOAT8_E5M2FNUZ = 13,
+    DL_FLOAT8_E8M0FNU = 14
 };
-/* clang-format on */
+
+/* The array interfaces and the buffer protocol have no code for the last types: there they are
+ * plain bytes, as in ml_dtypes and torch. NumPy does not copy the contents of the format "2x". */
+const mm_dtype mm_dtypes[MM_DTYPE_COUNT] = {
+    {"uint8", "|u1", "B", 1, DL_UINT},
+    {"int8", "|i1", "b", 1, DL_INT},
+    {"bool", "|b1", "?", 1, DL_BOOL},
+    {"uint16", "<u2", "H", 2, DL_UINT},
+    {"int16", "<i2", "h", 2, DL_INT},
+    {"uint32", "<u4", "I", 4, DL_UINT},
+    {"int32", "<i4", "i", 4, DL_INT},
+    {"uint64", "<u8", "Q", 8, DL_UINT},
+    {"int64", "<i8", "q", 8, DL_INT},
+    {"float16", "<f2", "e", 2, DL_FLOAT},
+    {"float32", "<f4", "f", 4, DL_FLOAT},
+    {"float64", "<f8", "d", 8, DL_FLOAT},
+    {"complex64", "<c8", "Zf", 8, DL_COMPLEX},
+    {"complex128", "<c16", "Zd", 16, DL_COMPLEX},
+    {"bfloat16", "<V2", "2s", 2, DL_BFLOAT},
+    {"float8_e3m4", "|V1", "1s", 1, DL_FLOAT8_E3M4},
+    {"float8_e4m3", "|V1", "1s", 1, DL_FLOAT8_E4M3},
+    {"float8_e4m3b11fnuz", "|V1", "1s", 1, DL_FLOAT8_E4M3B11FNUZ},
+    {"float8_e4m3fn", "|V1", "1s", 1, DL_FLOAT8_E4M3FN},
+    {"float8_e4m3fnuz", "|V1", "1s", 1, DL_FLOAT8_E4M3FNUZ},
+    {"float8_e5m2", "|V1", "1s", 1, DL_FLOAT8_E5M2},
+    {"float8_e5m2fnuz", "|V1", "1s", 1, DL_FLOAT8_E5M2FNUZ},
+    {"float8_e8m0fnu", "|V1", "1s", 1, DL_FLOAT8_E8M0FNU},
+};
 
 static const struct {
     const char *alias, *name;
@@ -47,15 +79,33 @@ find_dtype(const char *name)
     for (int i = 0; i < MM_DTYPE_COUNT; i++) {
         /* Byte order marks may be left out: "f4" is "<f4". */
         const char *bare = mm_dtypes[i].typestr + 1;
-        if (strcmp(name, mm_dtypes[i].name) == 0 || strcmp(name, bare) == 0
-            || (strchr("<=|", name[0]) != NULL && strcmp(name + 1, bare) == 0)) {
+        if (strcmp(name, mm_dtypes[i].name) == 0) {
             return &mm_dtypes[i];
+        }
+        if (strcmp(name, bare) == 0
+            || (strchr("<=|", name[0]) != NULL && strcmp(name + 1, bare) == 0)) {
+            return mm_is_plain_bytes(&mm_dtypes[i]) ? NULL : &mm_dtypes[i];
         }
     }
     return NULL;
 }
 
-/* The name as a str: the value itself, the name of a class, the .str of NumPy, or str(). */
+/* The .str of a dtype of NumPy; its .name if the .str has no code for the type: "<V2", or "<f1"
+ * of float8_e5m2. */
+static PyObject *
+read_numpy_name(PyObject *value)
+{
+    PyObject *text = PyObject_GetAttrString(value, "str");
+    const char *code = mm_read_text(text);
+
+    if (code != NULL && code[0] != '\0' && (code[1] == 'V' || strcmp(code + 1, "f1") == 0)) {
+        Py_DECREF(text);
+        text = PyObject_GetAttrString(value, "name");
+    }
+    return text;
+}
+
+/* The name as a str: the value itself, the name of a class, that of NumPy, or str(). */
 static PyObject *
 read_dtype_name(PyObject *value)
 {
@@ -67,7 +117,7 @@ read_dtype_name(PyObject *value)
     if (PyType_Check(value)) {
         text = PyObject_GetAttrString(value, "__name__");
     } else {
-        text = PyObject_GetAttrString(value, "str");
+        text = read_numpy_name(value);
         if (text == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
             PyErr_Clear(); /* AttributeError: not an object of NumPy */
             text = PyObject_Str(value);
@@ -97,8 +147,8 @@ mm_read_dtype(PyObject *value)
     if (dtype == NULL) {
         PyErr_Format(PyExc_TypeError,
                      "%R is not a dtype of a buffer; known are bool, (u)int8 to (u)int64, "
-                     "float16 to float64, complex64 and complex128 (for bfloat16 and fp8 use an "
-                     "integer of the same size and view it there)",
+                     "float16 to float64, complex64 and complex128, bfloat16, and the 8-bit "
+                     "floats by the names of ml_dtypes, such as float8_e4m3fn",
                      value);
     }
     return dtype;
@@ -132,6 +182,10 @@ PyDoc_STRVAR(
     "Equal to every name and object of the same type: \"float32\", \"<f4\", numpy.float32,\n"
     "numpy.dtype(\"float32\"), torch.float32; never to None. It hashes like its name, so that a dict\n"
     "finds it by the name only. Each type has one object, which every DType(...) of it returns.\n"
+    "\n"
+    "bfloat16 and the 8-bit floats have the names of ml_dtypes: float8_e3m4, float8_e4m3,\n"
+    "float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz,\n"
+    "float8_e8m0fnu.\n"
     "\n"
     "Raises TypeError for a type that no buffer can have. Safe from every thread. Driver: none.");
 
@@ -200,6 +254,19 @@ dtype_reduce(PyObject *op, PyObject *Py_UNUSED(none))
     return dtype ? Py_BuildValue("(O(s))", Py_TYPE(op), dtype->name) : NULL;
 }
 
+static PyObject *
+dtype_get_itemsize(PyObject *op, void *Py_UNUSED(closure))
+{
+    const mm_dtype *dtype = mm_read_dtype(op);
+
+    return dtype ? PyLong_FromLong(dtype->itemsize) : NULL;
+}
+
+static PyGetSetDef dtype_getset[] = {
+    {"itemsize", dtype_get_itemsize, NULL, "The bytes of an element.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef dtype_methods[] = {
     {"__reduce__", dtype_reduce, METH_NOARGS, dtype_reduce_doc},
     {NULL, NULL, 0, NULL},
@@ -216,6 +283,7 @@ static PyType_Slot dtype_slots[] = {
     {Py_tp_hash, dtype_hash},
     {Py_tp_richcompare, dtype_richcompare},
     {Py_tp_methods, dtype_methods},
+    {Py_tp_getset, dtype_getset},
     {0, NULL},
 };
 /* clang-format on */

@@ -14,12 +14,19 @@ typedef struct {
     uint8_t dlpack_code;
 } mm_dtype;
 
+/* True for bfloat16 and the 8-bit floats, for which only DLPack has codes. */
+static inline bool
+mm_is_plain_bytes(const mm_dtype *dtype)
+{
+    return dtype->typestr[1] == 'V';
+}
+
 /* The element type of a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype or scalar
  * type, or a torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
 const mm_dtype *mm_read_dtype(PyObject *value);
 
 /* All element types; the first is uint8. */
-enum { MM_DTYPE_COUNT = 14 };
+enum { MM_DTYPE_COUNT = 23 };
 extern const mm_dtype mm_dtypes[MM_DTYPE_COUNT];
 
 /* A new reference to the DType of an element type, the value of buf.dtype. */
