@@ -35,6 +35,7 @@ from managedmem._managedmem import (
     discard,
     discard_prefetch,
     empty,
+    is_managed,
     prefetch,
     residency,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "empty_like",
     "emulator",
     "full",
+    "is_managed",
     "prefetch",
     "residency",
     "result_cache",

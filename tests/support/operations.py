@@ -294,6 +294,9 @@ OPERATIONS = {
         lambda w: w.a.page_runs(), "ManagedBuffer.page_runs", prepare=mix_pages, faults=PAGES
     ),
     # Pages that the host never touched. Without a common answer they are asked one by one.
+    "is_managed of an array": Operation(
+        lambda w: managedmem.is_managed(CudaArray(w.a)), "is_managed"
+    ),
     "residency": Operation(
         lambda w: w.large[: 4 * PAGE].residency(), "ManagedBuffer.residency", faults=5
     ),
@@ -719,6 +722,7 @@ NO_DRIVER = {
         )
     },
     "ManagedMemoryResource.preferred_location": lambda w: w.pool.preferred_location,
+    "DType.itemsize": lambda w: w.a.dtype.itemsize,
     "ManagedMemoryResource.policy": (
         lambda w: ManagedMemoryResource(preferred_location=HOST, policy=None).policy
     ),

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+import managedmem
 from managedmem import Device, ManagedBuffer
 
 Found: TypeAlias = "list[tuple[str, Tensor]]"
@@ -170,11 +171,10 @@ def _is_movable(tensor: Tensor) -> bool:
 
 
 def is_managed(tensor: Tensor) -> bool:
-    """True if a tensor lies in CUDA managed memory.
+    """True if a tensor lies in CUDA managed memory, as managedmem.is_managed() answers.
 
-    Asks the driver about the tensor's address, so it recognises memory of any origin. False for
-    empty, sparse and meta tensors, which have no memory. A tensor subclass that holds other
-    tensors, such as DTensor, is managed if all of those are.
+    False for empty, sparse and meta tensors, which have no memory. A tensor subclass that holds
+    other tensors, such as DTensor, is managed if all of those are.
 
     Raises TypeError for other objects. Safe from every thread. Driver: cuPointerGetAttributes.
     """
@@ -185,8 +185,7 @@ def is_managed(tensor: Tensor) -> bool:
     if (
         torch.nn.parameter.is_lazy(tensor)
         or tensor.layout is not torch.strided
-        or tensor.numel() == 0
+        or tensor.data_ptr() == 0
     ):
         return False
-    address = tensor.data_ptr()
-    return address != 0 and ManagedBuffer.from_handle(address, 1).is_managed
+    return managedmem.is_managed(tensor)

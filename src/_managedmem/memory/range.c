@@ -46,6 +46,24 @@ mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes
     return 0;
 }
 
+int
+mm_range_is_managed(mm_driver *cu, mm_range range, bool *managed, mm_status *st)
+{
+    CUdeviceptr end = mm_range_end(range), next = range.start;
+    mm_pointer_attributes attributes;
+
+    assert(range.size > 0);
+    do {
+        range.start = next;
+        if (mm_pointer_query(cu, range.start, &attributes, st) < 0) {
+            return -1;
+        }
+        next = attributes.start + attributes.size;
+        *managed = attributes.managed && next > range.start;
+    } while (*managed && next < end);
+    return 0;
+}
+
 /* 1 if the device can access system memory, 0 if not, -1 on failure. */
 static int
 reaches_system_memory(mm_driver *cu, int device, mm_status *st)

@@ -65,6 +65,9 @@ bool mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes);
 MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes,
                                   mm_status *st);
 
+/* *managed is true if managed allocations hold every byte of the range, which must not be empty. */
+MM_NODISCARD int mm_range_is_managed(mm_driver *cu, mm_range range, bool *managed, mm_status *st);
+
 /* Bytes of a page of host memory, to which advice and discards are rounded. */
 size_t mm_page_size(void);
 

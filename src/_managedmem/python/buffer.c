@@ -306,6 +306,30 @@ mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu)
     return mm_raise_failure(b->state, rc, &st);
 }
 
+int
+mm_buffer_is_managed(mm_buffer *b, bool *managed)
+{
+    mm_range range = {.start = b->start, .size = b->size};
+    mm_pointer_attributes attributes;
+    mm_driver *cu;
+    mm_status st;
+    int rc;
+
+    if (mm_buffer_query(b, &attributes, &cu) < 0) {
+        return -1;
+    }
+    *managed = attributes.managed != 0;
+    if (!*managed || b->memory->owned || b->size == 0) {
+        return 0;
+    }
+    if (!mm_guard_enter(&b->memory->guard)) { /* raced */
+        return mm_buffer_raise_closed(b);
+    }
+    rc = mm_range_is_managed(cu, range, managed, &st);
+    mm_guard_leave(&b->memory->guard);
+    return mm_raise_failure(b->state, rc, &st);
+}
+
 /* --- ManagedBuffer.name, and the name= of the functions that make buffers --------------------- */
 
 /* Raises `error` with the reason and the start of the value, which may be long. */

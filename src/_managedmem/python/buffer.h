@@ -154,6 +154,9 @@ int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *rang
 MM_NODISCARD int mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu,
                                          mm_pointer_attributes *attributes, mm_status *st);
 
+/* *managed is true if all of the memory is managed. Raises. */
+int mm_buffer_is_managed(mm_buffer *b, bool *managed);
+
 /* mm_buffer_query_entered for a buffer that is not entered: enters it, sets *cu and raises. */
 int mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
 

@@ -315,12 +315,9 @@ buffer_get_is_closed(PyObject *op, void *Py_UNUSED(closure))
 static PyObject *
 buffer_get_is_managed(PyObject *op, void *Py_UNUSED(closure))
 {
-    mm_pointer_attributes attributes;
-    mm_driver *cu;
+    bool managed;
 
-    return mm_buffer_query(mm_buffer_of(op), &attributes, &cu) < 0
-               ? NULL
-               : PyBool_FromLong(attributes.managed != 0);
+    return mm_buffer_is_managed(mm_buffer_of(op), &managed) < 0 ? NULL : PyBool_FromLong(managed);
 }
 
 static PyObject *

@@ -1,5 +1,5 @@
 /* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many;
- * empty(); selecting and describing the driver; presets for other libraries' allocators. All arguments are read and checked before the
+ * empty() and is_managed(); selecting and describing the driver; presets for other libraries' allocators. All arguments are read and checked before the
  * first call that changes anything. */
 #include "module_functions.h"
 
@@ -307,6 +307,55 @@ module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, &placement), name);
 }
 
+PyDoc_STRVAR(
+    is_managed_doc,
+    "is_managed(x)\n--\n\n"
+    "True if the memory of an object is CUDA managed memory.\n"
+    "\n"
+    "Parameters\n"
+    "----------\n"
+    "x : target\n"
+    "    A ManagedBuffer, or an array, tensor or buffer of another library, as for advise(), but only one.\n"
+    "    For an address there is ManagedBuffer.from_handle(ptr, size).is_managed.\n"
+    "\n"
+    "Asks the driver, so it recognises memory of any origin, and touches no page. Of a strided array all\n"
+    "bytes from the lowest to the highest count. False for an array without elements, which has no memory;\n"
+    "for a ManagedBuffer the answer is that of its is_managed.\n"
+    "\n"
+    "Raises TypeError for an object that shows no memory, ValueError for a tensor without memory, such as a\n"
+    "meta tensor, RuntimeError for a closed buffer. Safe from every thread.\n"
+    "Driver: cuPointerGetAttributes.");
+
+static PyObject *
+module_is_managed(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static mm_signature signature = {.doc = is_managed_doc};
+    mm_state *state = mm_module_state(module);
+    bool managed = false;
+    mm_foreign shown;
+    PyObject *argv[1];
+    mm_driver *cu;
+    mm_status st;
+    int rc = 0;
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    if (mm_is_buffer(state, argv[0])) {
+        return mm_buffer_is_managed(mm_buffer_of(argv[0]), &managed) < 0
+                   ? NULL
+                   : PyBool_FromLong(managed);
+    }
+    if ((cu = mm_open(state)) == NULL || mm_read_foreign(state, argv[0], false, &shown) < 0) {
+        return NULL;
+    }
+    if (shown.range.size > 0) {
+        rc = mm_range_is_managed(cu, shown.range, &managed, &st);
+    }
+    Py_XDECREF(shown.export);
+    return mm_raise_failure(state, rc, &st) < 0 ? NULL : PyBool_FromLong(managed);
+}
+
 /* --- the driver ------------------------------------------------------------------------- */
 
 static PyObject *
@@ -432,6 +481,7 @@ PyMethodDef mm_functions[] = {
     MM_METHOD("discard_prefetch", module_discard_prefetch, discard_prefetch_doc),
     MM_METHOD("residency", mm_residency, mm_residency_doc),
     MM_METHOD("empty", module_empty, empty_doc),
+    MM_METHOD("is_managed", module_is_managed, is_managed_doc),
     {"_driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
     MM_METHOD("_register_preset", module_register_preset, register_preset_doc),
