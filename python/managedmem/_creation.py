@@ -91,7 +91,7 @@ class _Memory(NamedTuple):
     def writing_device(self) -> Device | None:
         """The device that writes the first contents; None for the host."""
         place = self.prefetch
-        if place is None and self.policy is not None:
+        if place is None and isinstance(self.policy, MigrationPolicy):  # empty() refuses others
             place = self.policy.preferred_location
         return place if isinstance(place, Device) else None
 
@@ -116,12 +116,11 @@ def _store_on_host(buffer: ManagedBuffer, pieces: Iterable[bytes | memoryview]) 
             start += len(piece)
 
 
-def _store(buffer: ManagedBuffer, device: Device | None, data: memoryview) -> None:
+def _store(buffer: ManagedBuffer, on_device: bool, data: memoryview) -> None:
     """Write bytes of the size of the buffer."""
-    if device is None:
+    if not on_device:
         _store_on_host(buffer, (data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)))
         return
-    buffer.prefetch(device)
     buffer.copy_from(data)
     _synchronize(buffer, None, False)
 
@@ -140,14 +139,13 @@ def _fill_on_device(buffer: ManagedBuffer, pattern: bytes) -> None:
         done += step
 
 
-def _fill(buffer: ManagedBuffer, device: Device | None, pattern: bytes) -> None:
+def _fill(buffer: ManagedBuffer, on_device: bool, pattern: bytes) -> None:
     """Repeat the bytes of one element over the buffer."""
-    if device is None:
+    if not on_device:
         size = buffer.nbytes
         chunk = memoryview(pattern * (min(size, _CHUNK) // len(pattern)))
         _store_on_host(buffer, (chunk[: size - at] for at in range(0, size, len(chunk))))
         return
-    buffer.prefetch(device)
     _fill_on_device(buffer, pattern)
     _synchronize(buffer, None, False)
 
@@ -156,14 +154,15 @@ def _made(
     shape: Any,
     dtype: Any,
     memory: _Memory,
-    write: Callable[[ManagedBuffer, Device | None], None],
+    write: Callable[[ManagedBuffer, bool], None],
 ) -> ManagedBuffer:
     """A buffer whose contents are written and complete; nothing is left of one that fails."""
-    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy)
+    device = memory.writing_device()
+    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy, prefetch=device)
     if buffer.nbytes == 0:
         return buffer
     try:
-        write(buffer, memory.writing_device())
+        write(buffer, device is not None)
         # The current device writes, and may take the pages of another place to itself.
         if memory.prefetch not in (None, Device()):
             buffer.prefetch(memory.prefetch)
@@ -235,7 +234,7 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
 def _from_array(array: Any, shape: Any, own: DType, memory: _Memory) -> ManagedBuffer:
     """From the bytes of an array of NumPy that is C-contiguous."""
     data = memoryview(array.reshape(-1).view("u1"))
-    return _made(shape, own, memory, lambda buffer, device: _store(buffer, device, data))
+    return _made(shape, own, memory, lambda buffer, on_device: _store(buffer, on_device, data))
 
 
 def _from_narrow_tensor(tensor: Any, own: DType, dtype: Any, memory: _Memory) -> ManagedBuffer:
@@ -267,9 +266,7 @@ def _from_device_array(
             f"asarray() does not convert arrays of devices: give it {DType(dtype)} instead of {own}"
         )
 
-    def write(buffer: ManagedBuffer, device: Device | None) -> None:
-        if device is not None:
-            buffer.prefetch(device)
+    def write(buffer: ManagedBuffer, _: bool) -> None:
         buffer.copy_from(data)
         _synchronize(buffer, None, False)
 
@@ -333,7 +330,7 @@ def zeros(
     """
     wanted = DType("uint8" if dtype is None else dtype)
     memory = _memory(name, policy, prefetch)
-    return _made(shape, wanted, memory, lambda buffer, device: _fill(buffer, device, b"\0"))
+    return _made(shape, wanted, memory, lambda buffer, on_device: _fill(buffer, on_device, b"\0"))
 
 
 def full(
@@ -375,7 +372,7 @@ def full(
     wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
     pattern = _pack(fill_value, wanted)
     memory = _memory(name, policy, prefetch)
-    return _made(shape, wanted, memory, lambda buffer, device: _fill(buffer, device, pattern))
+    return _made(shape, wanted, memory, lambda buffer, on_device: _fill(buffer, on_device, pattern))
 
 
 def asarray(

@@ -126,6 +126,14 @@ class TestPlace:
         assert streams == [handle, 0]
 
 
+@pytest.mark.emulator_only
+def test_is_no_prefetch_that_moved_nothing(way):
+    """New memory has no pages that could move, and a trace does not blame that."""
+    with managedmem.trace() as trace, way[0](SIZE, prefetch=Device(0)):
+        Device(0).sync()
+    assert not [each for each in trace.findings() if "moved nothing" in each.observation]
+
+
 class TestRefusals:
     @pytest.mark.emulator_only
     @pytest.mark.parametrize(

@@ -124,6 +124,13 @@ mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation location, CUstrea
                : prefetch_in_scope(cu, range, location, stream, defer, st);
 }
 
+int
+mm_range_populate(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
+                  mm_status *st)
+{
+    return prefetch_range(cu, range, location, stream, MM_DEFER_AUTO, st);
+}
+
 /* --- host views --------------------------------------------------------------------------- */
 
 static int

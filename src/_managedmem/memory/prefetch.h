@@ -13,6 +13,10 @@ typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
 MM_NODISCARD int mm_range_prefetch(mm_driver *cu, mm_range range, CUmemLocation location,
                                    CUstream stream, mm_defer defer, mm_status *st);
 
+/* Prefetches new memory. Not recorded: it has no pages yet that could move. */
+MM_NODISCARD int mm_range_populate(mm_driver *cu, mm_range range, CUmemLocation location,
+                                   CUstream stream, mm_status *st);
+
 /* Prefetches a range to the host behind the work on the stream, and waits for both. Recorded as a
  * host view: whoever reads the memory did not ask for the prefetch. MM_CAPTURING as above. */
 MM_NODISCARD int mm_range_view_on_host(mm_driver *cu, mm_range range, CUstream stream,

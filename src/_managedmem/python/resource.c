@@ -236,7 +236,7 @@ prefetch_new(mm_state *state, PyObject *buffer, CUmemLocation location, PyObject
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_range_prefetch(use.cu, use.range, location, stream.handle, MM_DEFER_AUTO, &st);
+    rc = mm_range_populate(use.cu, use.range, location, stream.handle, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     if (mm_raise_failure(state, rc, &st) < 0) {
