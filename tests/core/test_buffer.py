@@ -150,7 +150,7 @@ class TestEmpty:
             write(buffer, 7)
             assert contents(buffer) == b"\x07" * 8
 
-    @pytest.mark.parametrize("shape", [10.5, None, object], ids=repr)
+    @pytest.mark.parametrize("shape", [10.5, None, object, "10MB", "4"], ids=repr)
     def test_the_error_describes_a_shape(self, shape):
         with pytest.raises(TypeError, match=r"a shape is an int or a sequence of ints.*got "):
             managedmem.empty(shape)

@@ -340,6 +340,11 @@ class TestWhatIsNoStream:
             operation(buf, bad)
         assert buf.last_prefetch_location is None
 
+    @pytest.mark.parametrize("bad", [Stream, ProtocolStream, int, type])
+    def test_a_class_is_no_stream(self, operation, bad, buf):
+        with pytest.raises(TypeError, match=r"a stream must be .*: pass an object of the class"):
+            operation(buf, bad)
+
     @pytest.mark.parametrize(
         "answer",
         [None, 7, (0,), (0, 1, 2), (0, "x"), ("0", 1), (1, 0), (0, -1), (0, None)],

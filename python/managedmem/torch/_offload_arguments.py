@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
@@ -72,7 +73,8 @@ def _block(block: object, modules: dict[str, nn.Module]) -> nn.Module:
     """The submodule that an element of blocks= names, or is."""
     if isinstance(block, str):
         if block not in modules:
-            raise ValueError(f"blocks has {block!r}, which is not a submodule of the model")
+            near = _like(block, modules)
+            raise ValueError(f"blocks has {block!r}, which is not a submodule of the model{near}")
         return modules[block]
     if not isinstance(block, nn.Module):
         raise TypeError(f"blocks must hold names or modules, got {block!r}")
@@ -81,6 +83,12 @@ def _block(block: object, modules: dict[str, nn.Module]) -> nn.Module:
             f"blocks has a {type(block).__name__} that is not a submodule of the model"
         )
     return block
+
+
+def _like(name: object, names: Iterable[str]) -> str:
+    """The end of an error that names the submodules like an unknown one."""
+    near = difflib.get_close_matches(str(name), names, n=3)
+    return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
@@ -124,7 +132,8 @@ def homes_of(
     holder: dict[int, str] = {}
     for name, place in device.items():
         if name not in modules:
-            raise ValueError(f"device has {name!r}, which is not a submodule of the model")
+            near = _like(name, modules)
+            raise ValueError(f"device has {name!r}, which is not a submodule of the model{near}")
         mine = {id(t) for t in [*modules[name].parameters(), *modules[name].buffers()]}
         for key, tensor in found:
             if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
@@ -152,6 +161,12 @@ def _target(device: object) -> Target:
     return target
 
 
+_NO_DEVICE = (
+    "device must be a CUDA device, such as Device(0) or 'cuda:0', got {}: the emulated driver has "
+    "them too, although its tensors stay on the CPU"
+)
+
+
 def target_of(device: object) -> Target:
     """The device that an argument names."""
     if isinstance(device, bool) or not isinstance(device, Device | torch.device | str | int):
@@ -163,10 +178,10 @@ def target_of(device: object) -> Target:
         try:
             device = torch.device(device)
         except RuntimeError:
-            raise ValueError(f"device must be a CUDA device, got {device!r}") from None
+            raise ValueError(_NO_DEVICE.format(repr(device))) from None
     if isinstance(device, torch.device):
         if device.type != "cuda":
-            raise ValueError(f"device must be a CUDA device, got {device}")
+            raise ValueError(_NO_DEVICE.format(device))
         device = _current_index() if device.index is None else device.index
     chosen = device if isinstance(device, Device) else Device(device)
     emulated = managedmem._managedmem._driver_info()["emulated"]

@@ -34,7 +34,8 @@ shape_items(PyObject *value)
     if (one != 0) {
         return one < 0 ? NULL : PyTuple_Pack(1, value);
     }
-    if (!PySequence_Check(value) && PyType_GetSlot(Py_TYPE(value), Py_tp_iter) == NULL) {
+    if (PyUnicode_Check(value)
+        || (!PySequence_Check(value) && PyType_GetSlot(Py_TYPE(value), Py_tp_iter) == NULL)) {
         PyErr_Format(PyExc_TypeError,
                      "a shape is an int or a sequence of ints, as in (2, 3): got %R", value);
         return NULL;

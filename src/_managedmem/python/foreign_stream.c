@@ -148,7 +148,8 @@ read_by_table(mm_state *state, PyObject *value, CUstream *out)
 int
 mm_read_foreign_stream(mm_state *state, PyObject *value, CUstream *out)
 {
-    int found = read_by_table(state, value, out);
+    /* The methods of a class, such as Stream in place of Stream(), would need an object. */
+    int found = PyType_Check(value) ? 0 : read_by_table(state, value, out);
 
     if (found != 0) {
         return found < 0 ? -1 : 0;
@@ -158,7 +159,7 @@ mm_read_foreign_stream(mm_state *state, PyObject *value, CUstream *out)
     }
     PyErr_Format(PyExc_TypeError,
                  "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
-                 "handle, got %R",
-                 value);
+                 "handle, got %R%s",
+                 value, PyType_Check(value) ? ": pass an object of the class" : "");
     return -1;
 }
