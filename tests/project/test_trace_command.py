@@ -224,6 +224,28 @@ def test_json(folder):
         (["-m", "missing"], "trace: there is no module 'missing' that Python can run\n"),
         (["-m", "missing.part"], "trace: cannot find the module 'missing.part': "),
         (["."], "trace: cannot open '.': Is a directory\n"),
+    ],
+)
+def test_programs_that_are_not_there(folder, arguments, error):
+    done = traced(*arguments, cwd=folder.path)
+    assert (done.returncode, done.stdout) == (2, "")  # as of python
+    assert done.stderr.startswith(error)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--chrome"])
+def test_options_after_the_script_are_noted(folder, option):
+    script = folder("script.py", "import sys\nprint(sys.argv[1:])")
+    done = traced(script, option, "x", cwd=folder.path)
+    assert (done.returncode, done.stdout) == (0, f"['{option}', 'x']\n")
+    assert done.stderr.startswith(f"trace: {option} comes after the script, which gets it")
+    quiet = traced(option, "y", script, option, "x", cwd=folder.path)
+    assert "comes after" not in quiet.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
         (["--json", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
         (["--chrome", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
     ],

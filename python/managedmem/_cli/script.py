@@ -26,6 +26,9 @@ from managedmem._cli.output import flushed, program_name, write_to_nothing
 from managedmem._managedmem import TraceUnavailableError
 from managedmem._trace_chrome import write_chrome
 
+FILES = ("json", "chrome")
+"""The options that name a file."""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of the command to its parser."""
@@ -47,8 +50,18 @@ def split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """The parsed arguments of the command, and the unparsed arguments of the script."""
     at = 1
     while at < len(arguments) and arguments[at].startswith("-"):
-        at += 2 if arguments[at] in ("--json", "--chrome") else 1
+        at += 2 if arguments[at].removeprefix("--") in FILES else 1
     return arguments[: at + 1], arguments[at + 1 :]
+
+
+def note_late_options(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    """Say on stderr which options of the command the script gets, because they come after it."""
+    for name in FILES:
+        if f"--{name}" in arguments and getattr(options, name) is None:
+            text = (
+                f"trace: --{name} comes after the script, which gets it; give it before"
+            )
+            print(text, file=sys.stderr)
 
 
 class NotFoundError(Exception):
@@ -195,8 +208,10 @@ def finish(trace: managedmem.typing.Trace, files: Files) -> bool:
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run the program with its arguments; its errors propagate.
 
-    Returns 1 if it cannot begin, or if a reader of the output has stopped, else 0.
+    Returns 2 if there is no such program, 1 if it cannot begin, or if a reader of the output has
+    stopped, else 0.
     """
+    note_late_options(options, arguments)
     driver.apply_request(options.driver)
     if options.is_module and not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # of the console command it is the folder of its script
@@ -209,7 +224,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"trace: {error}", file=sys.stderr)
         if isinstance(error, managedmem.DriverNotFoundError):
             print(f"Without a GPU: {program_name()} trace --emulator", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, NotFoundError) else 1
     sys.argv = [program.argument, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = program.folder
