@@ -5,7 +5,7 @@ The costs, which order the findings, are estimates with the rates of one H100. T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from managedmem import _managedmem
@@ -367,8 +367,9 @@ def nothing_to_gain(total: TraceSums) -> bool:
     )
 
 
-def requested_only(total: TraceSums) -> Finding:
+def requested_only(total: TraceSums, memories: Iterable[TraceMemory]) -> Finding:
     """The finding of moves that `nothing_to_gain` has accepted."""
+    advice = ""
     names = ["to_device", "to_host", "host_faults", "device_faults"]
     start = "All moves were requested, and no processor faulted"
     if viewed(total):
@@ -377,7 +378,12 @@ def requested_only(total: TraceSums) -> Finding:
     if total.turned_back:
         names.append("turned_back")
         text = f"{start}. {size_text(total.turned_back)} went back where they came from."
-    return Finding(None, text, evidence_of(total, *names), "")
+        most = max(memories, key=lambda memory: memory.turned_back)
+        advice = (
+            f"Leave out prefetches to where nothing uses the memory before it goes back: most of "
+            f"it, {size_text(most.turned_back)}, is {label_text(most.label)}."
+        )
+    return Finding(None, text, evidence_of(total, *names), advice)
 
 
 def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
@@ -399,11 +405,12 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
 
 def findings_of(part: TraceView) -> tuple[Finding, ...]:
     """The findings of a trace or a slice, the largest cost first."""
-    costed = [each for memory in part._groups() for each in of_memory(material_of(part, memory))]
+    groups = [*part._groups()]
+    costed = [each for memory in groups for each in of_memory(material_of(part, memory))]
     costed.sort(key=lambda each: -each[0])
     findings = [finding for _, finding in costed]
     if not findings and nothing_to_gain(part.total):
-        findings.append(requested_only(part.total))
+        findings.append(requested_only(part.total, groups))
     idle = without_moves(part._prefetched())
     if idle is not None:
         findings.append(idle)

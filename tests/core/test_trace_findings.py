@@ -128,6 +128,7 @@ def test_requested_moves_leave_nothing_to_gain(traced):
 
 def test_requested_moves_that_turn_back_may_be_too_many(traced):
     canned = Canned()
+    canned.move(canned.memory("once", 8 * MIB), 8 * MIB, "to_device")
     first = canned.memory("a", 8 * MIB)
     for _ in range(5):
         canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host")
@@ -136,6 +137,10 @@ def test_requested_moves_that_turn_back_may_be_too_many(traced):
         "All moves were requested, and no processor faulted. 72.0M went back where they came from."
     )
     assert found.evidence["turned_back"] == 72 * MIB
+    assert found.advice == (
+        "Leave out prefetches to where nothing uses the memory before it goes back: most of it, "
+        "72.0M, is a."
+    )
 
 
 PREFETCH = 1
