@@ -22,7 +22,7 @@ REASONS = (
     "to the host, single calls are faster than a batch call",
     "below 64 KiB, single calls are as fast as a batch call",
     "last prefetched to their destination, where single calls are the fastest",
-    "it alone would gain from a batch call",
+    "a batch call is for several such ranges, and this is the only one",
 )
 
 

@@ -287,7 +287,7 @@ class TestExplain:
         assert 'dispatch="batch" requests it' in reason(to_device, dispatch="batch")
         assert 'dispatch="loop" requests' in reason(to_device, dispatch="loop")
         assert "one range needs no batch call" in reason(to_device[:1])
-        assert "it alone would gain" in reason([to_device[0], (parts[1], Host())])
+        assert "this is the only one" in reason([to_device[0], (parts[1], Host())])
         assert "to the host, single calls" in reason([(part, Host()) for part in parts])
         assert "below 64 KiB" in reason([(part[:KIB], device0) for part in parts])
         assert "are issued in order" in reason([(large, device0), (parts[0], Host())])
