@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
+from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex
 
 from managedmem._managedmem import (
@@ -223,9 +224,11 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
             DType(source.dtype)  # raises for one that buffers do not have, and says what to do
         raise
     if array.dtype.kind in _NO_NUMBER_KINDS and not hasattr(given, "dtype"):
+        is_path = isinstance(given, str | PathLike)
+        of_file = f'; of a file numpy.load({str(given)!r:.200}, mmap_mode="r")' if is_path else ""
         raise TypeError(
             f"asarray() cannot convert {type(given).__name__} to numbers: give an array, a number "
-            "or a nested sequence of numbers"
+            f"or a nested sequence of numbers{of_file}"
         )
     own = DType(array.dtype.newbyteorder("="))
     return _from_array(numpy.ascontiguousarray(array, _numpy_dtype(own)), array.shape, own, memory)
@@ -391,8 +394,8 @@ def asarray(
     a : array, buffer, number or nested sequence of numbers
         A ManagedBuffer; a C-contiguous array that has __cuda_array_interface__; an object with the
         buffer protocol, such as bytes or array.array; an object with __dlpack__ in memory of the
-        host; anything else that numpy.asarray() takes, such as lists; torch tensors that do not
-        require grad.
+        host; anything else that numpy.asarray() takes, such as lists and memory maps of files;
+        torch tensors that do not require grad.
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps the type that NumPy gives the array.
     copy : bool, optional

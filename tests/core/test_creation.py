@@ -6,6 +6,7 @@ import ctypes
 import decimal
 import itertools
 import math
+import mmap
 
 import pytest
 
@@ -286,6 +287,51 @@ class TestSequences:
             asarray(bad)
         name = type(bad).__name__
         assert f"asarray() cannot convert {name} to numbers: give an array" in str(error.value)
+        assert ("numpy.load('abc'" in str(error.value)) == (bad == "abc")
+
+    def test_are_not_the_path_of_a_file(self, tmp_path):
+        path = tmp_path / "big.npy"
+        numpy.save(path, numpy.arange(6.0))
+        for given in (path, str(path)):
+            with pytest.raises(
+                TypeError, match=r"; of a file numpy\.load\('.*', mmap_mode=\"r\"\)"
+            ):
+                asarray(given)
+
+
+class TestFiles:
+    @pytest.fixture(params=["C", "F", "swapped"])
+    def saved(self, request, tmp_path):
+        """`(path, array)` of a file of some MiB."""
+        array = numpy.arange(3 * MIB // 8, dtype="f8").reshape(-1, 16)
+        array = numpy.asarray(array, ">f8" if request.param == "swapped" else "<f8")
+        array = numpy.asarray(array, order="F" if request.param == "F" else "C")
+        numpy.save(tmp_path / "big.npy", array)
+        return tmp_path / "big.npy", array
+
+    @pytest.mark.parametrize("place", [None, Device(0)], ids=label)
+    def test_of_numpy_come_in_as_memory_maps(self, saved, place):
+        path, array = saved
+        with asarray(numpy.load(path, mmap_mode="r"), prefetch=place) as buffer:
+            assert (buffer.shape, buffer.dtype) == (array.shape, "float64")
+            assert contents(buffer) == numpy.asarray(array, "<f8").tobytes()
+        part = numpy.load(path, mmap_mode="r")[100:200]
+        with asarray(part, "float32", prefetch=place) as buffer:
+            assert contents(buffer) == numpy.asarray(array[100:200], "<f4").tobytes()
+
+    @pytest.mark.parametrize("place", [None, Device(0)], ids=label)
+    def test_of_bytes_come_in_as_memory_maps(self, tmp_path, place):
+        path = tmp_path / "big.bin"
+        path.write_bytes(pattern(MIB + 3))
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with mapped, asarray(mapped, prefetch=place) as buffer:
+            assert (buffer.shape, buffer.dtype) == ((MIB + 3,), "uint8")
+            assert contents(buffer) == pattern(MIB + 3)
+        mapped = numpy.memmap(path, "uint16", "r", offset=2, shape=(3, 5))
+        with asarray(mapped, prefetch=place) as buffer:
+            assert (buffer.shape, buffer.dtype) == ((3, 5), "uint16")
+            assert contents(buffer) == pattern(MIB)[2:32]
 
 
 def test_only_asarray_needs_numpy():

@@ -58,9 +58,7 @@ def note_late_options(options: argparse.Namespace, arguments: Sequence[str]) -> 
     """Say on stderr which options of the command the script gets, because they come after it."""
     for name in FILES:
         if f"--{name}" in arguments and getattr(options, name) is None:
-            text = (
-                f"trace: --{name} comes after the script, which gets it; give it before"
-            )
+            text = f"trace: --{name} comes after the script, which gets it; give it before"
             print(text, file=sys.stderr)
 
 
