@@ -41,6 +41,7 @@ QUERIES = {
 ONLY_QUERIES = {
     *("get read_mostly", "get preferred_location", "get last_prefetch_location", "get of a view"),
     *("is_managed", "is_host_accessible", "is_device_accessible", "device_id", "memoryview"),
+    "is_managed of an array",
     *("len of the set", "iteration", "in", "==", "!=", "<", "<=", ">", ">=", "|", "&", "-", "^"),
     *("reversed |", "reversed &", "reversed -", "reversed ^", "| of two sets", "union"),
     *("intersection", "difference", "symmetric_difference", "issubset", "issuperset"),
