@@ -117,9 +117,9 @@ def _store_on_host(buffer: ManagedBuffer, pieces: Iterable[bytes | memoryview]) 
             start += len(piece)
 
 
-def _store(buffer: ManagedBuffer, on_device: bool, data: memoryview) -> None:
+def _store(buffer: ManagedBuffer, by_device: bool, data: memoryview) -> None:
     """Write bytes of the size of the buffer."""
-    if not on_device:
+    if not by_device:
         _store_on_host(buffer, (data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)))
         return
     buffer.copy_from(data)
@@ -140,9 +140,9 @@ def _fill_on_device(buffer: ManagedBuffer, pattern: bytes) -> None:
         done += step
 
 
-def _fill(buffer: ManagedBuffer, on_device: bool, pattern: bytes) -> None:
+def _fill(buffer: ManagedBuffer, by_device: bool, pattern: bytes) -> None:
     """Repeat the bytes of one element over the buffer."""
-    if not on_device:
+    if not by_device:
         size = buffer.nbytes
         chunk = memoryview(pattern * (min(size, _CHUNK) // len(pattern)))
         _store_on_host(buffer, (chunk[: size - at] for at in range(0, size, len(chunk))))
@@ -156,16 +156,22 @@ def _made(
     dtype: Any,
     memory: _Memory,
     write: Callable[[ManagedBuffer, bool], None],
+    is_copied: bool = False,
 ) -> ManagedBuffer:
-    """A buffer whose contents are written and complete; nothing is left of one that fails."""
+    """A buffer whose contents are written and complete; nothing is left of one that fails.
+
+    The host writes, unless the place is a device or the driver copies.
+    """
     device = memory.writing_device()
-    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy, prefetch=device)
+    place = device if memory.prefetch is None else memory.prefetch
+    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy, prefetch=place)
     if buffer.nbytes == 0:
         return buffer
+    by_device = is_copied or device is not None
     try:
-        write(buffer, device is not None)
-        # The current device writes, and may take the pages of another place to itself.
-        if memory.prefetch not in (None, Device()):
+        write(buffer, by_device)
+        # The current device may have taken the pages of another place to itself.
+        if by_device and memory.prefetch not in (None, Device()):
             buffer.prefetch(memory.prefetch)
     except BaseException:
         buffer.close()
@@ -237,7 +243,7 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
 def _from_array(array: Any, shape: Any, own: DType, memory: _Memory) -> ManagedBuffer:
     """From the bytes of an array of NumPy that is C-contiguous."""
     data = memoryview(array.reshape(-1).view("u1"))
-    return _made(shape, own, memory, lambda buffer, on_device: _store(buffer, on_device, data))
+    return _made(shape, own, memory, lambda buffer, by_device: _store(buffer, by_device, data))
 
 
 def _from_narrow_tensor(tensor: Any, own: DType, dtype: Any, memory: _Memory) -> ManagedBuffer:
@@ -273,7 +279,7 @@ def _from_device_array(
         buffer.copy_from(data)
         _synchronize(buffer, None, False)
 
-    return _made(shape, own, memory, write)
+    return _made(shape, own, memory, write, is_copied=True)
 
 
 def _from_buffer(buffer: ManagedBuffer, dtype: Any, memory: _Memory) -> ManagedBuffer:
@@ -325,7 +331,8 @@ def zeros(
     Parameters are those of empty(). The memory is filled where it will live: if ``prefetch`` is, or
     else the policy prefers, a device, the pages are prefetched there and the current device fills
     them; otherwise the host does. The contents are complete when the call returns, for every stream
-    and for the host. Pages that ``prefetch`` still has to move follow in the default stream.
+    and for the host. Pages that the current device took from another one follow in the default
+    stream.
 
     Raises as empty() does, and CUDAError when the driver fails; the memory is then freed. Safe from
     every thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async,
@@ -333,7 +340,7 @@ def zeros(
     """
     wanted = DType("uint8" if dtype is None else dtype)
     memory = _memory(name, policy, prefetch)
-    return _made(shape, wanted, memory, lambda buffer, on_device: _fill(buffer, on_device, b"\0"))
+    return _made(shape, wanted, memory, lambda buffer, by_device: _fill(buffer, by_device, b"\0"))
 
 
 def full(
@@ -375,7 +382,7 @@ def full(
     wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
     pattern = _pack(fill_value, wanted)
     memory = _memory(name, policy, prefetch)
-    return _made(shape, wanted, memory, lambda buffer, on_device: _fill(buffer, on_device, pattern))
+    return _made(shape, wanted, memory, lambda buffer, by_device: _fill(buffer, by_device, pattern))
 
 
 def asarray(

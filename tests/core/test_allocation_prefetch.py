@@ -63,7 +63,8 @@ class TestPlace:
         for place in places():
             with make(SIZE, prefetch=place) as buffer:
                 Device(0).sync()
-                assert buffer.residency().on_host == (SIZE if place == Host() else 0)
+                assert buffer.last_prefetch_location == place
+                assert place == Host() or buffer.residency().on_host == 0
                 assert contents is None or bytes(buffer) == contents
 
     @pytest.mark.emulator_only
@@ -76,8 +77,9 @@ class TestPlace:
                 Device(0).sync()
                 assert emulator.residency(buffer) == (Host() if place == Host(0) else place)
 
-    def test_is_not_the_preferred_location(self, way):
-        with way[0](SIZE, prefetch=Device(0), policy=MigrationPolicy.prefer(Host())) as buffer:
+    def test_is_not_the_preferred_location(self):
+        policy = MigrationPolicy.prefer(Host())
+        with managedmem.empty(SIZE, prefetch=Device(0), policy=policy) as buffer:
             Device(0).sync()
             assert buffer.preferred_location == Host()
             assert buffer.residency().on_host == 0
@@ -129,8 +131,9 @@ class TestPlace:
 @pytest.mark.emulator_only
 def test_is_no_prefetch_that_moved_nothing(way):
     """New memory has no pages that could move, and a trace does not blame that."""
-    with managedmem.trace() as trace, way[0](SIZE, prefetch=Device(0)):
-        Device(0).sync()
+    with managedmem.trace() as trace:
+        for place in (Device(0), Host(1)):
+            way[0](SIZE, prefetch=place).close()
     assert not [each for each in trace.findings() if "moved nothing" in each.observation]
 
 
