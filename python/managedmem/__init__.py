@@ -139,7 +139,10 @@ else:
     def __getattr__(name: str) -> object:
         """Import a part at the first use of one of its names, which keeps this import short."""
         if name in _MODULES:
-            return _import_module(f"managedmem.{name}")
+            try:
+                return _import_module(f"managedmem.{name}")
+            except ImportError as error:  # of the library, without which hasattr() is False
+                raise AttributeError(str(error)) from error
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value = getattr(_import_module(f"managedmem.{_FILES[name]}"), name)

@@ -32,6 +32,7 @@ def test_are_imported_at_their_first_use(name):
 @pytest.mark.parametrize("use", ["managedmem.{0}", "from managedmem import {0}"])
 def test_say_what_to_install(name, use):
     library, advice = LIBRARIES[name]
+    error = "ImportError" if use.startswith("from") else "AttributeError"
     done = run_python(
         f"""
         import sys
@@ -39,12 +40,14 @@ def test_say_what_to_install(name, use):
         import managedmem
         try:
             {use.format(name)}
-        except ImportError as error:
+        except {error} as error:
             print(error)
+        print(hasattr(managedmem, {name!r}))
         """
     )
     assert "not installed" in done.stdout
     assert advice in done.stdout
+    assert done.stdout.endswith("\nFalse\n")
 
 
 @pytest.mark.parametrize("name", ["cupy", "numba"])

@@ -32,7 +32,7 @@ ANSWERS = {
     "docker": "seeing",
     "install": "start",
     "bfloat16": "guide",
-    "is_managed": "reference/torch",
+    "is_managed": "reference/hints",
 }
 
 
