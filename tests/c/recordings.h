@@ -73,17 +73,6 @@ total_of(const mm_recorded_result *result, uint32_t part)
     return (mm_sums){0};
 }
 
-static inline size_t
-count_kind(const mm_recorded_result *result, mm_event_kind kind)
-{
-    size_t count = 0;
-
-    for (size_t i = 0; i < result->pieces.count; i++) {
-        count += result->pieces.items[i].kind == kind;
-    }
-    return count;
-}
-
 static inline mm_recording_report
 report_of(mm_recording *r)
 {

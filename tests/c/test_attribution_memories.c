@@ -144,63 +144,6 @@ addresses_have_one_life_after_the_other(void)
     mm_attribution_free(a);
 }
 
-static void
-the_later_of_nested_lives_has_the_address(void)
-{
-    /* Many parts of one allocation, as to_managed makes them, and a part of a part. */
-    enum { PARTS = 50 };
-    mm_life_record lives[PARTS + 2];
-    mm_attribution *a;
-    const mm_event move = up(5, BASE, 2 * PARTS * PAGE);
-    mm_event_list pieces = {0};
-
-    lives[0] = life_of(BASE, 2 * PARTS * PAGE, 0, ALWAYS, 1);
-    for (size_t i = 1; i <= PARTS; i++) { /* with a page between them */
-        lives[i] = life_of(BASE + (2 * i - 2) * PAGE, PAGE, 0, ALWAYS, 1 + i);
-    }
-    lives[PARTS + 1] = life_of(BASE + 100, 8, 0, ALWAYS, 99);
-    a = attribution_of(lives, PARTS + 2);
-    add(a, 0, &move, 1, &pieces);
-    CHECK_EQUAL(pieces.count, 2 + 2 * PARTS);
-    check_piece(&pieces, 0, 1, BASE, 100);
-    check_piece(&pieces, 1, PARTS + 1, BASE + 100, 8);
-    check_piece(&pieces, 2, 1, BASE + 108, PAGE - 108);
-    for (size_t i = 2; i <= PARTS; i++) {
-        check_piece(&pieces, 2 * i - 1, 0, BASE + (2 * i - 3) * PAGE, PAGE);
-        check_piece(&pieces, 2 * i, (uint32_t)i, BASE + (2 * i - 2) * PAGE, PAGE);
-    }
-    CHECK_EQUAL(mm_attribution_ambiguous(a), 0);
-    check_invariant(a);
-    free(pieces.items);
-    mm_attribution_free(a);
-}
-
-static void
-many_lives_at_one_address_cost_little(void)
-{
-    enum { COUNT = 20000 };
-    mm_life_record *lives = calloc(COUNT, sizeof *lives);
-    mm_event *faults = calloc(COUNT, sizeof *faults);
-    mm_event_list pieces = {0};
-    mm_attribution *a;
-
-    /* A scan of all of them for each event would take minutes. */
-    for (size_t i = 0; i < COUNT; i++) {
-        lives[i] = life_of(BASE, (1 + i % 7) * PAGE, 10000 * i, 10000 * i + 5000, i);
-        faults[i] = event_of(MM_DEVICE_FAULT, 10000 * i + 2500, BASE, 1);
-    }
-    a = attribution_of(lives, COUNT);
-    add(a, 0, faults, COUNT, &pieces);
-    CHECK_EQUAL(pieces.count, COUNT);
-    for (size_t i = 0; i < COUNT; i++) {
-        CHECK_EQUAL(pieces.items[i].memory, i);
-    }
-    free(pieces.items);
-    free(faults);
-    free(lives);
-    mm_attribution_free(a);
-}
-
 /* --- names, growth -------------------------------------------------------------------------- */
 
 static void
@@ -405,8 +348,6 @@ main(void)
         CHECK_TEST(unknown_blocks_are_joined),
         CHECK_TEST(addresses_end_somewhere),
         CHECK_TEST(addresses_have_one_life_after_the_other),
-        CHECK_TEST(the_later_of_nested_lives_has_the_address),
-        CHECK_TEST(many_lives_at_one_address_cost_little),
         CHECK_TEST(names_come_before_lives),
         CHECK_TEST(memories_keep_their_indices),
         CHECK_TEST(foreign_allocations_are_found),

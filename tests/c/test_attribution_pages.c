@@ -7,38 +7,6 @@
 /* --- pages that turn back ------------------------------------------------------------------- */
 
 static void
-pages_turn_back(void)
-{
-    const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
-    const mm_event events[] = {
-        up(100, BASE + MIB, 8 * MIB), /* 0 */
-        up(200, BASE, 4 * MIB), /* 0: once more */
-        down(300, BASE + MIB / 2, 4 * MIB), /* all of it was up */
-        down(400, BASE, 16 * MIB), /* 0.5 MiB below, 4.5 MiB above, 7 MiB new */
-        up(500, BASE + 3 * PAGE, 2 * PAGE), /* both */
-        up(600, BASE + 3 * PAGE, 3 * PAGE), /* one */
-        move_of(700, 710, BASE + 20 * MIB, PAGE, 0, 1),
-        move_of(800, 810, BASE + 20 * MIB, PAGE, 1, 2),
-        move_of(900, 910, BASE + 20 * MIB, PAGE, 2, 0), /* turns */
-        move_of(950, 960, BASE + 20 * MIB, PAGE, 0, 0),
-        move_of(960, 970, BASE + 20 * MIB, PAGE, 0, MM_ON_HOST),
-        up(1000, BASE + 20 * MIB, PAGE), /* turns */
-    };
-    uint64_t expected = 0;
-
-    for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
-        const uint64_t turns[] = {0, 0, 4 * MIB, MIB / 2 + 9 * MIB / 2, 2 * PAGE, PAGE, 0, 0, PAGE,
-                                  0, 0, PAGE};
-        expected += turns[i];
-        add(a, 0, &events[i], 1, NULL);
-        CHECK_EQUAL(turned_back(a, 0, 0), expected);
-    }
-    CHECK_EQUAL(turned_back(a, 0, TOTAL), expected);
-    mm_attribution_free(a);
-}
-
-static void
 pages_turn_back_across_parts(void)
 {
     const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
@@ -107,38 +75,6 @@ parts_divide_what_turns_back(void)
 }
 
 static void
-pages_turn_back_byte_by_byte(void)
-{
-    /* Two memories share the second page; the third memory has a part of the third page. */
-    const mm_life_record lives[] = {life_of(BASE, PAGE + 1000, 0, ALWAYS, 1),
-                                    life_of(BASE + PAGE + 1000, PAGE, 0, ALWAYS, 2),
-                                    life_of(BASE + 2 * PAGE + 1000, 24, 0, ALWAYS, 3)};
-    mm_attribution *a = attribution_of(lives, 3), *again = attribution_of(lives, 3);
-    const mm_event events[] = {up(100, BASE, 2 * PAGE + 1024), down(200, BASE, 2 * PAGE + 1024),
-                               up(300, BASE + 10, 20), down(400, BASE + 15, 2 * PAGE)};
-    /* The last one: page 0 from 15 on had gone up, the others had not. */
-    const uint64_t turned = 2 * PAGE + 1024 + 20 + PAGE - 15;
-    mm_event_list pieces = {0}, same = {0};
-
-    add(a, 0, events, 4, &pieces);
-    CHECK_EQUAL(turned_back(a, 0, TOTAL), turned);
-    CHECK_EQUAL(turned_back(a, 0, 0), PAGE + 1000 + 20 + PAGE - 15);
-    CHECK_EQUAL(turned_back(a, 0, 1), PAGE);
-    CHECK_EQUAL(turned_back(a, 0, 2), 24);
-    CHECK_EQUAL(pieces.count, 3 + 3 + 1 + 2);
-    for (size_t i = 0; i < pieces.count; i++) { /* one call each */
-        add(again, 0, &pieces.items[i], 1, &same);
-    }
-    CHECK_EQUAL(turned_back(again, 0, TOTAL), turned);
-    CHECK_EQUAL(same.count, pieces.count);
-    CHECK(memcmp(same.items, pieces.items, same.count * sizeof *same.items) == 0);
-    free(pieces.items);
-    free(same.items);
-    mm_attribution_free(a);
-    mm_attribution_free(again);
-}
-
-static void
 a_later_move_on_the_same_page_is_another_one(void)
 {
     const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
@@ -177,10 +113,8 @@ int
 main(void)
 {
     static const check_test tests[] = {
-        CHECK_TEST(pages_turn_back),
         CHECK_TEST(pages_turn_back_across_parts),
         CHECK_TEST(parts_divide_what_turns_back),
-        CHECK_TEST(pages_turn_back_byte_by_byte),
         CHECK_TEST(a_later_move_on_the_same_page_is_another_one),
         CHECK_TEST(a_block_takes_less_than_300_bytes),
     };

@@ -5,7 +5,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "memory/allocator.h"
 #include "world.h"
 
 enum { ROUNDS = 100, WORKERS = 4, SIZE = 5000 };
@@ -84,58 +83,6 @@ release_stream(void *stream)
 }
 
 static void
-memory_is_freed_once_at_the_next_attempt(void)
-{
-    size_t live = world.live_allocations();
-
-    run_inside(release_memory, allocate());
-    CHECK_EQUAL(world.live_allocations(), live + 1);
-    world.log_clear();
-    attempt();
-    attempt();
-    CHECK_EQUAL(world_calls("cuMemFree"), 1);
-    CHECK_EQUAL(world.live_allocations(), live);
-}
-
-static void
-attempt_inside(void *nothing)
-{
-    (void)nothing;
-    attempt();
-}
-
-static void
-a_refused_attempt_keeps_all(void)
-{
-    size_t live = world.live_allocations();
-    mm_memory *one = allocate(), *two = allocate();
-
-    run_inside(release_memory, one);
-    run_inside(release_memory, two);
-    run_inside(attempt_inside, NULL);
-    CHECK_EQUAL(world.live_allocations(), live + 2);
-    attempt();
-    CHECK_EQUAL(world.live_allocations(), live);
-}
-
-/* A closed view still has its reference. */
-static void
-references_outlive_it(void)
-{
-    size_t live = world.live_allocations();
-    mm_memory *m = allocate();
-
-    mm_memory_retain(m);
-    CHECK(!mm_memory_release_hold(m));
-    run_inside(release_memory, m);
-    CHECK(mm_guard_is_closed(&m->guard));
-    CHECK(!mm_guard_enter(&m->guard));
-    attempt();
-    CHECK_EQUAL(world.live_allocations(), live);
-    mm_memory_release_reference(m);
-}
-
-static void
 close_refused(void *memory)
 {
     bool first = true;
@@ -144,34 +91,6 @@ close_refused(void *memory)
     CHECK(mm_memory_close(memory, NULL, &first, &st) < 0);
     CHECK(!first);
     CHECK(mm_can_defer_free(&st));
-}
-
-static void
-check_that_closing_leaves_open(mm_memory *m)
-{
-    size_t live = world.live_allocations();
-    bool first = false;
-    mm_status st;
-
-    run_inside(close_refused, m);
-    CHECK(mm_guard_enter(&m->guard));
-    mm_guard_leave(&m->guard);
-    attempt();
-    CHECK_EQUAL(world.live_allocations(), live);
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    CHECK(first);
-    CHECK_EQUAL(world.live_allocations(), live - 1);
-    mm_memory_release(m);
-}
-
-static void
-closing_leaves_memory_open(void)
-{
-    mm_pool *pool = make_pool();
-
-    check_that_closing_leaves_open(allocate());
-    check_that_closing_leaves_open(allocate_from(pool, NULL, NULL));
-    release_pool(pool);
 }
 
 /* The call under way may wait for the host function. */
@@ -216,48 +135,6 @@ the_end_never_waits_there(void)
     check_that_the_end_never_waits(allocate());
     check_that_the_end_never_waits(allocate_from(pool, NULL, NULL));
     release_pool(pool);
-}
-
-/* The memory is gone in the driver or belongs to a broken context: a second free would not help. */
-static void
-other_refusals_count_as_closed(void)
-{
-    mm_memory *m = allocate();
-    bool first = false;
-    mm_status st;
-
-    world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
-    CHECK(mm_memory_close(m, NULL, &first, &st) < 0);
-    world.fail_clear();
-    CHECK(first);
-    CHECK(mm_guard_is_closed(&m->guard));
-    mm_memory_release(m);
-}
-
-static void
-blocks_keep_their_pool_and_stream(void)
-{
-    size_t live = world.live_allocations(), pools = world.live_pools();
-    size_t streams = world.live_streams();
-    mm_pool *pool = make_pool();
-    CUstream handle = NULL;
-    mm_stream *stream;
-    mm_memory *m;
-    mm_status st;
-
-    CHECK_OK(mm_stream_create(world.cu, &handle, &st), &st);
-    stream = mm_stream_share(world.cu, handle, &st);
-    m = allocate_from(pool, handle, stream);
-    release_pool(pool);
-    release_stream(stream);
-    run_inside(release_memory, m);
-    CHECK_EQUAL(world.live_allocations(), live + 1);
-    CHECK_EQUAL(world.live_pools(), pools + 1);
-    CHECK_EQUAL(world.live_streams(), streams + 1);
-    mm_deferred_frees_attempt(world.cu, &after_a_wait);
-    CHECK_EQUAL(world.live_allocations(), live);
-    CHECK_EQUAL(world.live_pools(), pools);
-    CHECK_EQUAL(world.live_streams(), streams);
 }
 
 /* Such a stream may not exist any more. */
@@ -381,32 +258,6 @@ pools_and_streams_go_late(void)
 }
 
 static void
-free_block(void *block)
-{
-    managedmem_free(block, SIZE, 0, NULL);
-}
-
-static void
-blocks_of_allocators_are_freed_by_the_next_call(void)
-{
-    size_t live = world.live_allocations();
-    mm_preset preset = {.read_mostly = true};
-    char name[MM_ALLOCATOR_NAME];
-    mm_status st;
-    void *block;
-
-    CHECK_OK(mm_preset_register(world.cu, &preset, name, &st), &st);
-    block = managedmem_allocate_0(SIZE, 0, NULL);
-    run_inside(free_block, block);
-    CHECK_EQUAL(world.live_allocations(), live + 1);
-    block = managedmem_allocate_0(SIZE, 0, NULL);
-    CHECK_EQUAL(world.live_allocations(), live + 1);
-    run_inside(free_block, managedmem_allocate_0(SIZE, 0, NULL));
-    free_block(block);
-    CHECK_EQUAL(world.live_allocations(), live);
-}
-
-static void
 forked_children_attempt_nothing(void)
 {
     size_t live = world.live_allocations();
@@ -453,22 +304,16 @@ int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(memory_is_freed_once_at_the_next_attempt),
-        CHECK_TEST(a_refused_attempt_keeps_all),
-        CHECK_TEST(references_outlive_it),
-        CHECK_TEST(closing_leaves_memory_open),
         CHECK_TEST(closing_never_waits_there),
         CHECK_TEST(the_end_never_waits_there),
-        CHECK_TEST(other_refusals_count_as_closed),
-        CHECK_TEST(blocks_keep_their_pool_and_stream),
         CHECK_TEST(streams_of_others_are_not_touched),
         CHECK_TEST(pools_and_streams_go_late),
         CHECK_TEST(failed_attempts_are_not_repeated),
         CHECK_TEST(refused_calls_are_repeated),
-        CHECK_TEST(blocks_of_allocators_are_freed_by_the_next_call),
         CHECK_TEST(forked_children_attempt_nothing),
         CHECK_TEST(threads_free_each_others_memory),
-        CHECK_TEST(captures_of_other_devices_survive), /* last: from here on device 1 is in use */
+        /* last: from here on device 1 is in use */
+        CHECK_TEST(captures_of_other_devices_survive),
     };
 
     CHECK_EQUAL(argc, 2);

@@ -67,27 +67,12 @@ other_memory_shows_its_size(void)
     check_label(&life, "", "3.0M #18446744073709551615");
 }
 
-static void
-a_name_is_the_label(void)
-{
-    const int64_t shape[] = {3};
-    char longest[MM_NAME_BYTES + 1];
-    mm_life life = {.serial = 7, .size = 4096};
-
-    memset(longest, 'x', MM_NAME_BYTES);
-    longest[MM_NAME_BYTES] = '\0';
-    mm_life_describe(&life, "float32", 1, shape);
-    check_label(&life, "weights %s", "weights %s");
-    check_label(&life, longest, longest);
-}
-
 int
 main(void)
 {
     static const check_test tests[] = {
         CHECK_TEST(arrays_show_dtype_shape_and_birth),
         CHECK_TEST(other_memory_shows_its_size),
-        CHECK_TEST(a_name_is_the_label),
     };
 
     return check_run(tests, sizeof tests / sizeof *tests);

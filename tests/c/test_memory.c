@@ -1,4 +1,5 @@
-/* test_memory.c: the guard word, sharing, closing and freeing, alone and under many threads.
+/* test_memory.c: the guard word, closing and freeing under many threads and after a fork, allocations
+ * that the driver does not align, and notes of leaks.
  *
  * Usage: test_memory PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include <signal.h>
@@ -22,33 +23,18 @@ allocate(size_t size)
 }
 
 static void
-guard_counts_users(void)
-{
-    mm_guard g = {0};
-
-    CHECK(mm_guard_enter(&g));
-    CHECK(mm_guard_enter(&g));
-    mm_guard_leave(&g);
-    mm_guard_leave(&g);
-    CHECK(mm_guard_export(&g));
-    CHECK_EQUAL(mm_guard_exports(&g), 1);
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_STILL_EXPORTED);
-    CHECK(!mm_guard_is_closed(&g));
-    mm_guard_unexport(&g);
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
-    CHECK(mm_guard_is_closed(&g));
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_BEFORE);
-}
-
-static void
-closed_guard_admits_nobody(void)
+a_reopened_guard_can_be_closed_again(void)
 {
     mm_guard g = {0};
 
     CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
     CHECK(!mm_guard_enter(&g));
-    CHECK(!mm_guard_export(&g));
-    CHECK_EQUAL(mm_guard_exports(&g), 0);
+    mm_guard_reopen(&g);
+    CHECK(!mm_guard_is_closed(&g));
+    CHECK(mm_guard_export(&g));
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_STILL_EXPORTED);
+    mm_guard_unexport(&g);
+    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
 }
 
 /* Otherwise a child would wait for ever for a thread that only its parent has. */
@@ -185,68 +171,6 @@ guard_lets_one_close_after_all_left(void)
     }
 }
 
-static void
-last_reference_frees(void)
-{
-    size_t before = world.live_allocations();
-    mm_memory *m = allocate(100);
-
-    CHECK_EQUAL(world.live_allocations(), before + 1);
-    mm_memory_retain(m);
-    mm_memory_release(m);
-    CHECK_EQUAL(world.live_allocations(), before + 1);
-    mm_memory_release(m);
-    CHECK_EQUAL(world.live_allocations(), before);
-}
-
-static void
-a_hold_can_go_before_its_reference(void)
-{
-    size_t before = world.live_allocations();
-    mm_memory *m = allocate(100);
-
-    mm_memory_retain(m);
-    CHECK(!mm_memory_release_hold(m));
-    CHECK_EQUAL(world.live_allocations(), before + 1);
-    CHECK(mm_guard_enter(&m->guard)); /* a call through the remaining reference */
-    mm_guard_leave(&m->guard);
-    CHECK(mm_memory_release_hold(m));
-    CHECK(mm_memory_closing_blocks(m));
-    mm_memory_retire(m);
-    mm_memory_release_reference(m);
-    CHECK_EQUAL(world.live_allocations(), before);
-    CHECK(!mm_guard_enter(&m->guard));
-    mm_memory_release_reference(m);
-}
-
-static void
-the_last_hold_retires_the_memory(void)
-{
-    size_t before = world.live_allocations();
-    mm_memory *m = allocate(100);
-
-    CHECK(mm_memory_release_hold(m));
-    mm_memory_retire(m);
-    CHECK_EQUAL(world.live_allocations(), before);
-    mm_memory_retire(m);
-    mm_memory_release_reference(m);
-}
-
-static void
-a_reopened_guard_can_be_closed_again(void)
-{
-    mm_guard g = {0};
-
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
-    CHECK(!mm_guard_enter(&g));
-    mm_guard_reopen(&g);
-    CHECK(!mm_guard_is_closed(&g));
-    CHECK(mm_guard_export(&g));
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_STILL_EXPORTED);
-    mm_guard_unexport(&g);
-    CHECK_EQUAL(mm_guard_close(&g, false), MM_CLOSED_NOW);
-}
-
 /* Views in several threads: each is used, then releases its hold while others still enter. Wrapped
  * memory ends with the last hold, so no thread may be inside at that time. */
 typedef struct {
@@ -291,122 +215,6 @@ the_last_of_many_holds_waits_for_calls(void)
             mm_memory_release_reference(v.memory);
         }
     }
-}
-
-static void
-closing_frees_once(void)
-{
-    size_t before = world.live_allocations();
-    mm_memory *m = allocate(100);
-    mm_status st;
-    bool first = false;
-
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    CHECK(first);
-    CHECK_EQUAL(world.live_allocations(), before);
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    CHECK(!first);
-    world.log_clear();
-    mm_memory_release(m);
-    CHECK_EQUAL(world_calls("cuMemFree"), 0);
-}
-
-static void
-exports_hold_it_open(void)
-{
-    mm_memory *m = allocate(100);
-    mm_status st;
-    bool first = true;
-
-    CHECK(mm_guard_export(&m->guard));
-    CHECK_EQUAL(mm_memory_close(m, NULL, &first, &st), -1);
-    CHECK(!first);
-    CHECK_EQUAL(st.kind, MM_EXPORTED);
-    CHECK(strstr(st.detail, "1 view") != NULL);
-    mm_guard_unexport(&m->guard);
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    mm_memory_release(m);
-}
-
-static void
-wrapped_memory_is_left_alone(void)
-{
-    mm_memory *owned = allocate(100);
-    size_t before = world.live_allocations();
-    mm_status st;
-    bool first;
-    mm_memory *m = mm_memory_wrap(owned->start, 100, &st);
-
-    CHECK(m != NULL);
-    CHECK(!m->owned);
-    CHECK_OK(mm_memory_check(world.cu, m, MM_PREFETCH, &st), &st);
-    CHECK_EQUAL(atomic_load(&m->allocation), owned->start);
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    mm_memory_release(m);
-    CHECK_EQUAL(world.live_allocations(), before);
-    mm_memory_release(owned);
-}
-
-static void
-allocations_share_no_page(void)
-{
-    size_t page = mm_page_size();
-    mm_memory *a = allocate(1), *b = allocate(1);
-
-    CHECK_EQUAL(a->start % page, 0);
-    CHECK_EQUAL(b->start % page, 0);
-    CHECK(a->start / page != b->start / page);
-    CHECK_EQUAL(a->size, 1);
-    mm_memory_release(a);
-    mm_memory_release(b);
-}
-
-static void
-failed_allocation_leaves_nothing(void)
-{
-    size_t before = world.live_allocations(), depth = world.context_depth();
-    mm_status st;
-
-    for (unsigned n = 1;; n++) {
-        mm_memory *m;
-
-        world.fail("*", n, CUDA_ERROR_OUT_OF_MEMORY, 0);
-        m = mm_memory_allocate(world.cu, 100, &st);
-        if (!world.fail_fired()) {
-            CHECK(m != NULL);
-            world.fail_clear();
-            mm_memory_release(m);
-            CHECK(n > 1);
-            break;
-        }
-        world.fail_clear();
-        CHECK_EQUAL(world.context_depth(), depth);
-        if (m != NULL) {
-            mm_memory_release(
-                m); /* only putting the caller's state back failed, and was repeated */
-        } else {
-            CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
-            CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        CHECK_EQUAL(world.live_allocations(), before);
-    }
-}
-
-static void
-failed_free_counts_as_closed(void)
-{
-    mm_memory *m = allocate(100);
-    mm_status st;
-    bool first = false;
-
-    world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
-    CHECK_EQUAL(mm_memory_close(m, NULL, &first, &st), -1);
-    CHECK(first);
-    CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
-    CHECK(strcmp(st.function, "cuMemFree") == 0);
-    CHECK(mm_guard_is_closed(&m->guard));
-    CHECK_OK(mm_memory_close(m, NULL, &first, &st), &st);
-    mm_memory_release(m);
 }
 
 typedef struct {
@@ -591,8 +399,7 @@ int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(guard_counts_users),
-        CHECK_TEST(closed_guard_admits_nobody),
+        CHECK_TEST(a_reopened_guard_can_be_closed_again),
         CHECK_TEST(forked_child_does_not_wait),
 #ifndef NDEBUG
         CHECK_TEST(guards_count_the_calls_of_a_thread),
@@ -600,17 +407,7 @@ main(int argc, char **argv)
 #endif
         CHECK_TEST(guard_lets_one_close_after_all_left),
         CHECK_TEST(threads_share_contexts_and_streams),
-        CHECK_TEST(last_reference_frees),
-        CHECK_TEST(a_hold_can_go_before_its_reference),
-        CHECK_TEST(the_last_hold_retires_the_memory),
-        CHECK_TEST(a_reopened_guard_can_be_closed_again),
         CHECK_TEST(the_last_of_many_holds_waits_for_calls),
-        CHECK_TEST(closing_frees_once),
-        CHECK_TEST(exports_hold_it_open),
-        CHECK_TEST(wrapped_memory_is_left_alone),
-        CHECK_TEST(allocations_share_no_page),
-        CHECK_TEST(failed_allocation_leaves_nothing),
-        CHECK_TEST(failed_free_counts_as_closed),
         CHECK_TEST(notes_of_leaks_are_bounded),
         CHECK_TEST(close_races_prefetch),
         CHECK_TEST(last_reference_goes_in_any_thread),

@@ -1,4 +1,4 @@
-/* test_policy.c: runs of equal pages, and going from one state of them to another and back.
+/* test_policy.c: a policy and its end on a driver that records advice for a part of a range.
  *
  * Usage: test_policy PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
 #include "memory/policy.h"
@@ -81,128 +81,6 @@ fill(mm_batch *b, const mm_memory *const *memories, size_t count)
     }
 }
 
-static void
-equal_neighbours_are_one_run(void)
-{
-    mm_memory *m = allocate();
-    const size_t lengths[] = {1, 1, 1, 1, 1, 2, 1};
-    mm_page_runs runs;
-    CUdeviceptr at = m->start;
-
-    scramble(m);
-    runs = read_all(m);
-    CHECK_EQUAL(runs.count, sizeof lengths / sizeof *lengths);
-    for (size_t i = 0; i < runs.count; i++) {
-        CHECK_EQUAL(runs.run[i].range.start, at);
-        CHECK_EQUAL(runs.run[i].range.size, lengths[i] * mm_page_size());
-        at += runs.run[i].range.size;
-    }
-    CHECK(runs.run[1].policy.read_mostly && !runs.run[3].policy.read_mostly);
-    CHECK_EQUAL(runs.run[3].policy.preferred.id, 1);
-    CHECK_EQUAL(runs.run[0].policy.preferred.type, CU_MEM_LOCATION_TYPE_INVALID);
-    CHECK(runs.run[5].policy.accessed_by == mm_location_bit(mm_host()));
-    mm_page_runs_free(&runs);
-    mm_memory_release(m);
-}
-
-static void
-parts_of_pages_stay_parts(void)
-{
-    mm_memory *m = allocate();
-    mm_range odd = {m->start + 1, 2 * mm_page_size(), m->start};
-    mm_page_runs runs = {0};
-    mm_status st;
-
-    advise(pages_of(m, 1, 1), CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host());
-    CHECK_OK(mm_page_runs_read(world.cu, odd, MM_BY_MEANING, &runs, &st), &st);
-    CHECK_EQUAL(runs.count, 3);
-    CHECK_EQUAL(runs.run[0].range.size, mm_page_size() - 1);
-    CHECK_EQUAL(runs.run[2].range.size, 1);
-    mm_page_runs_free(&runs);
-    mm_memory_release(m);
-}
-
-/* Every advice fails in turn, with and without having taken effect. */
-static void
-a_policy_is_applied_wholly_or_not_at_all(void)
-{
-    mm_memory *m[] = {allocate(), allocate()};
-    const mm_memory *const targets[] = {m[1], m[0]};
-    const mm_policy policy = {true, mm_host(), mm_location_bit(mm_location_from_bit(0))};
-    mm_page_runs before[2], earlier;
-    mm_status st;
-    int rc = -1;
-
-    scramble(m[0]);
-    before[0] = read_all(m[0]);
-    before[1] = read_all(m[1]);
-    for (unsigned n = 1; rc < 0; n++) {
-        mm_batch b;
-
-        fill(&b, targets, 2);
-        world.fail("cuMemAdvise", (n + 1) / 2, CUDA_ERROR_LAUNCH_FAILED, n % 2);
-        rc = mm_policy_apply(world.cu, &b, &policy, &earlier, &st);
-        CHECK_EQUAL(world.fail_fired(), rc < 0);
-        world.fail_clear();
-        mm_batch_free(&b);
-        if (rc < 0) {
-            CHECK_EQUAL(st.code, CUDA_ERROR_LAUNCH_FAILED);
-            CHECK_EQUAL(earlier.count, 0);
-            check_same(m[0], &before[0]);
-            check_same(m[1], &before[1]);
-        }
-    }
-    for (int i = 0; i < 2; i++) {
-        const mm_page_run whole = {.range = pages_of(m[i], 0, PAGES), .policy = policy};
-
-        check_same(m[i], &(mm_page_runs){.run = (mm_page_run *)&whole, .count = 1});
-    }
-    {
-        mm_batch b;
-
-        fill(&b, targets, 2);
-        CHECK_OK(mm_policy_restore(world.cu, &b, &earlier, &st), &st);
-        mm_batch_free(&b);
-    }
-    check_same(m[0], &before[0]);
-    check_same(m[1], &before[1]);
-    mm_page_runs_free(&earlier);
-    for (int i = 0; i < 2; i++) {
-        mm_page_runs_free(&before[i]);
-        mm_memory_release(m[i]);
-    }
-}
-
-/* What is not given any more is left alone, and nothing is restored twice. */
-static void
-a_part_of_the_targets_can_be_restored(void)
-{
-    mm_memory *kept = allocate(), *dropped = allocate();
-    const mm_memory *const targets[] = {kept, dropped};
-    const mm_policy policy = {.read_mostly = true};
-    mm_page_runs before;
-    bool on = false;
-    mm_status st;
-    mm_batch b;
-
-    fill(&b, targets, 2);
-    CHECK_OK(mm_policy_apply(world.cu, &b, &policy, &before, &st), &st);
-    mm_batch_free(&b);
-    fill(&b, targets, 1);
-    CHECK_OK(mm_policy_restore(world.cu, &b, &before, &st), &st);
-    world.log_clear();
-    CHECK_OK(mm_policy_restore(world.cu, &b, &before, &st), &st);
-    CHECK_EQUAL(world_calls("cuMemAdvise"), 0);
-    mm_batch_free(&b);
-    CHECK_OK(mm_range_read_mostly(world.cu, pages_of(kept, 0, PAGES), &on, &st), &st);
-    CHECK(!on);
-    CHECK_OK(mm_range_read_mostly(world.cu, pages_of(dropped, 0, PAGES), &on, &st), &st);
-    CHECK(on);
-    mm_page_runs_free(&before);
-    mm_memory_release(kept);
-    mm_memory_release(dropped);
-}
-
 /* A driver that records any advice for the first page only. */
 static CUresult
 advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation location)
@@ -243,10 +121,6 @@ int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(equal_neighbours_are_one_run),
-        CHECK_TEST(parts_of_pages_stay_parts),
-        CHECK_TEST(a_policy_is_applied_wholly_or_not_at_all),
-        CHECK_TEST(a_part_of_the_targets_can_be_restored),
         CHECK_TEST(records_that_stay_behind_are_settled_page_by_page),
     };
 

@@ -4,8 +4,6 @@
  *
  * Usage: test_recorded_calls PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
 #include "memory/recorded_calls.h"
-#include "memory/plan.h"
-#include "memory/policy.h"
 #include "world.h"
 
 enum { PAGE = 4096, SIZE = 16 * PAGE, MOST = 64 };
@@ -57,21 +55,6 @@ run_one(mm_operation op, mm_range target, CUmemLocation location)
 /* ---- tests ---- */
 
 static void
-test_nothing_is_logged_while_it_is_closed(void)
-{
-    CHECK(!mm_is_recording());
-    CHECK_EQUAL(mm_call_begin(), 0);
-    CHECK_OK(mm_range_prefetch(world.cu, range, device0, NULL, MM_DEFER_NO, &st), &st);
-    mm_record_call(MM_PREFETCH, range, device0, 0, mm_raw_clock());
-    take();
-    CHECK_EQUAL(count, 0);
-    CHECK_OK(mm_call_log_start(&st), &st);
-    CHECK(mm_is_recording());
-    take();
-    CHECK_EQUAL(count, 0);
-}
-
-static void
 test_single_ranges(void)
 {
     uint64_t before = mm_raw_clock();
@@ -89,48 +72,6 @@ test_single_ranges(void)
     CHECK(is_call(&calls[2], MM_DISCARD, part(PAGE, 2 * PAGE), MM_NO_PROCESSOR, 0));
     CHECK(is_call(&calls[3], MM_DISCARD_PREFETCH, part(PAGE, 2 * PAGE), 0, 0));
     CHECK(calls[0].start >= before);
-}
-
-static void
-test_several_ranges(void)
-{
-    static const mm_dispatch kinds[] = {MM_DISPATCH_AUTO, MM_DISPATCH_BATCH, MM_DISPATCH_LOOP};
-
-    CHECK_OK(mm_call_log_start(&st), &st);
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        mm_batch batch;
-        CHECK_OK(mm_batch_init(&batch, 3, &st), &st);
-        batch.transfers[0] = (mm_transfer){part(0, PAGE), device0};
-        batch.transfers[1] = (mm_transfer){part(4 * PAGE, PAGE), device1};
-        batch.transfers[2] = (mm_transfer){part(PAGE, PAGE), device0}; /* joins the first */
-        CHECK_OK(world_run(world.cu, MM_PREFETCH, &batch, NULL, kinds[i], &st), &st);
-        mm_batch_free(&batch);
-        take();
-        CHECK_EQUAL(count, 2);
-        CHECK(is_call(&calls[0], MM_PREFETCH, part(0, 2 * PAGE), 0, 0));
-        CHECK(is_call(&calls[1], MM_PREFETCH, part(4 * PAGE, PAGE), 1, 0));
-    }
-}
-
-static void
-test_plans(void)
-{
-    const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
-    mm_plan_entry entries[] = {
-        {.transfer = {part(0, PAGE), device1}, .memory = &memory->guard, .dense = true},
-        {.transfer = {part(8 * PAGE, PAGE), device0}, .memory = &memory->guard, .dense = true}};
-    mm_plan *plan = mm_plan_new(entries, 2, MM_PREFETCH, &st);
-
-    CHECK(plan != NULL);
-    CHECK_OK(mm_call_log_start(&st), &st);
-    for (int i = 0; i < 2; i++) {
-        CHECK_OK(mm_plan_execute(world.cu, plan, &options, &st), &st);
-    }
-    take();
-    CHECK_EQUAL(count, 4);
-    CHECK(is_call(&calls[2], MM_PREFETCH, part(0, PAGE), 1, 0));
-    CHECK(is_call(&calls[3], MM_PREFETCH, part(8 * PAGE, PAGE), 0, 0));
-    mm_plan_release(plan);
 }
 
 /* Mixed pages need repeated driver calls for one advice. */
@@ -158,53 +99,6 @@ test_advice(void)
     CHECK(is_call(&calls[4], MM_ADVISE, range, MM_ON_HOST, CU_MEM_ADVISE_SET_ACCESSED_BY));
     CHECK(is_call(&calls[5], MM_ADVISE, range, 0, CU_MEM_ADVISE_UNSET_ACCESSED_BY));
     CHECK(is_call(&calls[6], MM_ADVISE, range, MM_ON_HOST, CU_MEM_ADVISE_UNSET_ACCESSED_BY));
-}
-
-static void
-test_advice_of_several(void)
-{
-    mm_batch batch;
-
-    CHECK_OK(mm_call_log_start(&st), &st);
-    CHECK_OK(mm_batch_init(&batch, 2, &st), &st);
-    batch.transfers[0] = (mm_transfer){part(0, PAGE), device0};
-    batch.transfers[1] = (mm_transfer){part(4 * PAGE, PAGE), device1};
-    CHECK_OK(mm_batch_advise(world.cu, &batch, CU_MEM_ADVISE_SET_ACCESSED_BY, &st), &st);
-    mm_batch_free(&batch);
-    take();
-    CHECK_EQUAL(count, 2);
-    CHECK(is_call(&calls[0], MM_ADVISE, part(0, PAGE), 0, CU_MEM_ADVISE_SET_ACCESSED_BY));
-    CHECK(is_call(&calls[1], MM_ADVISE, part(4 * PAGE, PAGE), 1, CU_MEM_ADVISE_SET_ACCESSED_BY));
-}
-
-/* A policy gives the advice in which pages differ from it, and restoring gives the earlier one. */
-static void
-test_policies(void)
-{
-    mm_policy policy = {.read_mostly = true,
-                        .preferred = {.type = CU_MEM_LOCATION_TYPE_INVALID},
-                        .accessed_by = mm_location_bit(mm_host())};
-    mm_page_runs before;
-    mm_batch batch;
-
-    CHECK_OK(mm_range_advise(world.cu, range, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), &st), &st);
-    CHECK_OK(mm_range_advise(world.cu, range, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device0, &st),
-             &st);
-    CHECK_OK(mm_range_switch_accessed_by(world.cu, range, 3, false, &st), &st);
-    CHECK_OK(mm_call_log_start(&st), &st);
-    mm_batch_one(&batch, range, mm_host());
-    CHECK_OK(mm_policy_apply(world.cu, &batch, &policy, &before, &st), &st);
-    take();
-    CHECK_EQUAL(count, 2);
-    CHECK(is_call(&calls[0], MM_ADVISE, range, MM_NO_PROCESSOR,
-                  CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION));
-    CHECK(is_call(&calls[1], MM_ADVISE, range, MM_ON_HOST, CU_MEM_ADVISE_SET_ACCESSED_BY));
-    CHECK_OK(mm_policy_restore(world.cu, &batch, &before, &st), &st);
-    take();
-    CHECK_EQUAL(count, 2);
-    CHECK(is_call(&calls[0], MM_ADVISE, range, 0, CU_MEM_ADVISE_SET_PREFERRED_LOCATION));
-    CHECK(is_call(&calls[1], MM_ADVISE, range, MM_ON_HOST, CU_MEM_ADVISE_UNSET_ACCESSED_BY));
-    mm_page_runs_free(&before);
 }
 
 static void
@@ -417,13 +311,8 @@ int
 main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(test_nothing_is_logged_while_it_is_closed),
         CHECK_TEST(test_single_ranges),
-        CHECK_TEST(test_several_ranges),
-        CHECK_TEST(test_plans),
         CHECK_TEST(test_advice),
-        CHECK_TEST(test_advice_of_several),
-        CHECK_TEST(test_policies),
         CHECK_TEST(test_failed_calls),
         CHECK_TEST(test_threads_while_it_is_taken),
         CHECK_TEST(test_threads_while_it_opens_and_closes),

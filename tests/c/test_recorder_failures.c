@@ -1,5 +1,5 @@
 /* test_recorder_failures.c: recordings where driver calls or allocations fail, with disturbed queues,
- * and in a process that forks.
+ * two at once, and in a process that forks.
  *
  * Usage: test_recorder_failures PATH_OF_THE_EMULATED_DRIVER. */
 #include <sys/wait.h>
@@ -221,6 +221,37 @@ refused_queues_fail_the_start(void)
     mm_recording_free(start());
 }
 
+/* ---- two at once ---- */
+
+static void
+there_is_one_at_a_time(void)
+{
+    mm_recording *r = start(), *second;
+
+    CHECK(mm_recording_start(world.cu, &usual, true, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_TRACE_BUSY);
+    stop(r);
+    second = start();
+    CHECK_OK(mm_recording_stop(r, true, &st), &st); /* does nothing */
+    CHECK(mm_recording_is_running(second));
+    CHECK(mm_recording_mark(r, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_REFUSED);
+    mm_recording_free(r);
+    CHECK(mm_recording_is_running(second));
+    mm_recording_free(second); /* while it runs */
+    CHECK(!mm_is_recording());
+    mm_recording_free(NULL);
+    r = start();
+    mm_recordings_end(&st); /* another owner's */
+    CHECK(mm_recording_is_running(r));
+    mm_recordings_end(usual.owner);
+    CHECK(!mm_recording_is_running(r) && !mm_is_recording());
+    mm_recordings_end(usual.owner);
+    CHECK_OK(mm_recording_stop(r, true, &st), &st);
+    mm_recording_free(r);
+    mm_recordings_end(usual.owner);
+}
+
 /* ---- forks ---- */
 
 static int
@@ -283,6 +314,7 @@ main(int argc, char **argv)
         CHECK_TEST(a_failed_stop_keeps_the_results),
         CHECK_TEST(disturbed_queues_are_counted),
         CHECK_TEST(refused_queues_fail_the_start),
+        CHECK_TEST(there_is_one_at_a_time),
         CHECK_TEST(a_forked_child_does_nothing_to_its_parents_recording),
     };
 

@@ -162,23 +162,6 @@ scopes_are_counted(void)
 }
 #endif
 
-static void
-a_set_is_walked_from_device_0_to_the_host(void)
-{
-    mm_location_set set = mm_location_bit(mm_host()) | 1 | (mm_location_set)1 << 62;
-    const int ids[] = {0, 62};
-    CUmemLocation location;
-
-    for (int i = 0; i < 2; i++) {
-        CHECK(mm_next_location(&set, &location));
-        CHECK_EQUAL((int)location.type, (int)CU_MEM_LOCATION_TYPE_DEVICE);
-        CHECK_EQUAL(location.id, ids[i]);
-    }
-    CHECK(mm_next_location(&set, &location));
-    CHECK(mm_same_location(location, mm_host()));
-    CHECK(!mm_next_location(&set, &location));
-}
-
 int
 main(int argc, char **argv)
 {
@@ -191,7 +174,6 @@ main(int argc, char **argv)
 #ifndef NDEBUG
         CHECK_TEST(scopes_are_counted),
 #endif
-        CHECK_TEST(a_set_is_walked_from_device_0_to_the_host),
     };
 
     CHECK_EQUAL(argc, 2);
