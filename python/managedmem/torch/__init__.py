@@ -26,6 +26,7 @@ from managedmem.torch._offload import Offload, offload
 from managedmem.torch._offload_coverage import Coverage
 from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._operations import HintedBytes, advise, prefetch
+from managedmem.torch._optimizer_state import OffloadedOptimizer, offload_optimizer
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._results import to_host
 from managedmem.torch._tensors import NotManagedError, is_managed
@@ -36,6 +37,7 @@ __all__ = [
     "HintedBytes",
     "NotManagedError",
     "Offload",
+    "OffloadedOptimizer",
     "PartPlace",
     "UnifiedMemoryUnsupportedError",
     "advise",
@@ -44,6 +46,7 @@ __all__ = [
     "load_model",
     "managed_mempool",
     "offload",
+    "offload_optimizer",
     "prefetch",
     "save_file",
     "to_host",

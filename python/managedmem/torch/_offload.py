@@ -48,6 +48,7 @@ from managedmem.torch._offload_plan import Part
 from managedmem.torch._offload_room import bytes_of_budget, check_host, check_room
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_together import Members, as_one, kind_of
+from managedmem.torch._optimizer_state import OffloadedOptimizer
 from managedmem.torch._tensors import Found
 
 _Device: TypeAlias = "Device | torch.device | str | int"
@@ -144,6 +145,11 @@ def offload(
     check_children(whole)
     _refuse_offloaded(whole)
     optimizer = checked_optimizer(optimizer)
+    if optimizer is not None and OffloadedOptimizer.of(optimizer) is not None:
+        raise ValueError(
+            "the state of the optimizer is offloaded by offload_optimizer(): call remove() on its "
+            "handle, which managedmem.torch.OffloadedOptimizer.of() returns"
+        )
     chosen = chosen_blocks(whole, blocks)
     tensors = tensors_of(whole)
     check_claims(whole, tensors)

@@ -85,17 +85,22 @@ def check_claims(
     model: nn.Module, found: Iterable[tuple[str, Tensor]], own: Claim | None = None
 ) -> None:
     """Raise ValueError for the first parameter that another offloaded model holds."""
-    with _lock:
-        claims = [claim for claim in _claims if claim is not own]
     for name, tensor in found:
-        for claim in claims:
-            other = claim.names.get(_place(tensor))
-            if other is not None:
-                raise ValueError(
-                    f"{name!r} of the model ({kind_of(model)}) is in the memory of {other!r} "
-                    f"of another offloaded model ({claim.model}): call remove() on its "
-                    "handle first, or give one of them a copy of the parameter"
-                )
+        if (holder := holder_of(tensor, own)) is not None:
+            other, kind = holder
+            raise ValueError(
+                f"{name!r} of the model ({kind_of(model)}) is in the memory of {other!r} "
+                f"of another offloaded model ({kind}): call remove() on its handle first, or give "
+                "one of them a copy of the parameter"
+            )
+
+
+def holder_of(tensor: Tensor, but: Claim | None = None) -> tuple[str, str] | None:
+    """The parameter in whose memory a tensor is, and the class of its offloaded model."""
+    with _lock:
+        claims = [claim for claim in _claims if claim is not but]
+    place = _place(tensor)
+    return next(((c.names[place], c.model) for c in claims if place in c.names), None)
 
 
 def _place(tensor: Tensor) -> int:

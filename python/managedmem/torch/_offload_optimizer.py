@@ -28,7 +28,7 @@ from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring
-from managedmem.torch._offload_shares import MOST_RING, Share, copies_of, state_of
+from managedmem.torch._offload_shares import MOST_RING, copies_of, state_of
 from managedmem.torch._offload_visits import (
     LEAST_SLICE,
     VISITORS,
@@ -39,6 +39,7 @@ from managedmem.torch._offload_visits import (
     Visits,
     aligned,
 )
+from managedmem.torch._tensors import shard_of
 
 # They update each parameter from its own gradient and state alone: parts give the same numbers.
 _BY_PARAMETER = {
@@ -175,13 +176,24 @@ def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
     return forget
 
 
+class Division(Protocol):
+    """What a budget leaves for the state of an optimizer."""
+
+    room: int  # bytes of scratch, and of state that stays
+    divisions: int  # how many times it was divided
+    state_stays: bool  # all of it
+
+    def follow(self) -> None:
+        """Divide again if the groups or what requires gradients have changed."""
+
+
 class Lane(Protocol):
-    """The streamed parts of one device."""
+    """The parameters of one device."""
 
     target: Target
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Division:
         """The division of its budget."""
 
     def step_parts(self) -> list[StepPart]:
@@ -246,6 +258,12 @@ class SplitStep:
             link.take_back(optimizer)
         self.rings = {}
 
+    def return_state(self) -> None:
+        """Give the state at home plain memory beside its parameters."""
+        for part in self.ever.values():
+            if part.home is not None:
+                self._release(part, part.home.holds)
+
     def forget(self) -> None:
         """Drop the memory at home, and free it."""
         ever, self.ever, self.parts = self.ever, {}, []
@@ -308,7 +326,7 @@ class SplitStep:
     def _state_size(self, part: StepPart) -> int:
         """The bytes of the state of a part, with an estimate before its first step."""
         nbytes = sum(t.nbytes for _, t in self._state_on_device(part))
-        trains = sum(p.nbytes for p in part.parameters if p.requires_grad)
+        trains = sum(shard_of(p).nbytes for p in part.parameters if p.requires_grad)
         return nbytes or copies_of(self.optimizer) * trains
 
     def _set_room(self, target: Target, room: int) -> None:
@@ -455,7 +473,7 @@ class SplitStep:
     def _note_size(self, part: StepPart) -> None:
         """Let the ring of a device hold three visits of this size, or of slices of the part."""
         copies = copies_of(self.optimizer)
-        places = sum(aligned(p.nbytes) for p in part.parameters)
+        places = sum(aligned(shard_of(p).nbytes) for p in part.parameters)
         state = copies * places if part.home is None else aligned(part.home.host.numel())
         if self.steps_all:  # its gradients do not visit
             state, places = 0 if part.keeps_state else state, 0

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from managedmem.torch._tensors import shard_of
+
 _OWN = ("step", "param_groups", "state")  # what the other optimizer has instead
 
 
@@ -117,13 +119,14 @@ class _PartState:
     def _name_of(self, parameter: Tensor) -> Tensor:
         """The tensor that the other optimizer steps, of the same memory and version."""
         gradient = self.staged.gradients.get(id(parameter))
-        cut = self.staged.cut
+        cut, shard = self.staged.cut, shard_of(parameter)
+        own = None if parameter.grad is None else shard_of(parameter.grad)
         if cut is not None:
-            name = cut.of(parameter)
-            if gradient is None and parameter.grad is not None:
-                gradient = cut.of(parameter.grad)
-        elif gradient is not None:
-            name = parameter.detach()
+            name = cut.of(shard)
+            gradient = cut.of(own) if gradient is None and own is not None else gradient
+        elif gradient is not None or shard is not parameter:
+            name = shard.detach()
+            gradient = own if gradient is None else gradient
         else:
             return parameter
         name.grad = gradient  # other threads see none
@@ -131,18 +134,39 @@ class _PartState:
 
     def _own_of(self, value: Any, parameter: Tensor) -> Any:
         """A state value for the other optimizer; a count of steps increases only once."""
+        value = shard_of(value) if isinstance(value, Tensor) else value
         staged = self.staged.state.get(id(value))
         cut = self.staged.cut
         if staged is not None or cut is None or not isinstance(value, Tensor):
             return value if staged is None else staged
-        if value.shape == parameter.shape and value.dim() > 0:
+        if value.shape == shard_of(parameter).shape and value.dim() > 0:
             return cut.of(value)
         return value if cut.is_last else value.clone()
 
     def write_back(self) -> None:
         """Give the optimizer the state that the step has put into the copy."""
         for name, state in self.own.items():
-            _write_back(self.public[self.parameters[name]], self.before.get(name, {}), state)
+            parameter, before = self.parameters[name], self.before.get(name, {})
+            for key, value in state.items():
+                if value is not before.get(key):
+                    state[key] = _like(value, parameter)
+            _write_back(self.public[parameter], before, state)
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """A tensor that a step has made for a shard, as a DTensor like the parameter."""
+    shard = shard_of(parameter)
+    if shard is parameter or not isinstance(value, Tensor) or value.shape != shard.shape:
+        return value
+    whole: Any = parameter
+    return type(whole.data).from_local(
+        value,
+        whole.device_mesh,
+        whole.placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 def _write_back(

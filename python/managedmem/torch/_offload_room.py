@@ -14,9 +14,12 @@ _RESERVE = 5  # a fifth of what is free stays for activations
 
 def bytes_of_budget(budget: int | None, homes: list[tuple[Target, nn.Module, str, Found]]) -> int:
     """The budget in bytes; without one, the free memory of the fullest device, less a reserve."""
-    if budget is not None:
-        return budget
-    free = min(target.free() for target, *_ in homes)
+    return budget if budget is not None else min(left_free(target) for target, *_ in homes)
+
+
+def left_free(target: Target) -> int:
+    """The free memory of a device, less the reserve."""
+    free = target.free()
     return max(1, free - free // _RESERVE)
 
 

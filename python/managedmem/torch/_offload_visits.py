@@ -20,6 +20,7 @@ from managedmem.torch._offload_partial import Cut, Staged
 from managedmem.torch._offload_places import ALIGNMENT, Target
 from managedmem.torch._offload_ring import Region, Ring
 from managedmem.torch._offload_shares import state_of
+from managedmem.torch._tensors import shard_of
 
 VISITORS = 3  # one part comes, one is updated, one goes
 LEAST_SLICE = 4 << 20  # bytes; smaller slices cost more calls for each byte
@@ -225,7 +226,9 @@ class Visits:
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         """The gradient of a parameter, or a tensor with the shape of a gradient to come."""
         comes = id(parameter) in self.coming and parameter.requires_grad
-        return parameter if comes else parameter.grad
+        if comes or parameter.grad is None:
+            return parameter if comes else None
+        return shard_of(parameter.grad)
 
     def _can_be_cut(self, part: StepPart) -> bool:
         """True if each tensor has an element for each one of its parameter, in the same order."""
@@ -233,15 +236,16 @@ class Visits:
         for parameter in part.parameters:
             if (grad := self._gradient(parameter)) is None:
                 continue
-            if not _is_plain(parameter) or not _is_plain(grad):
+            shard = shard_of(parameter)
+            if not _is_plain(shard) or not _is_plain(grad):
                 return False
             state = [t for _, t in state_of(self.optimizer, parameter)]
             for tensor in (grad, *state):
-                if tensor.shape != parameter.shape or not tensor.is_contiguous():
+                if tensor.shape != shard.shape or not tensor.is_contiguous():
                     return False
             # Slices of state that a first step makes would be no state.
             there = bool(state) if home is None else all(map(home.holds, state))
-            if not there or not parameter.is_contiguous():
+            if not there or not shard.is_contiguous():
                 return False
         return True
 
@@ -252,11 +256,12 @@ class Visits:
                 continue
             state = [t for _, t in state_of(self.optimizer, parameter)]
             of_element = grad.element_size() + sum(t.element_size() for t in state)
-            count = -(-parameter.numel() * of_element // most)
-            rows = -(-parameter.numel() // (max(count, 1) * _ROWS)) * _ROWS
-            for start in range(0, parameter.numel(), rows):
-                stop = min(start + rows, parameter.numel())
-                cut = Cut(start, stop, stop == parameter.numel())
+            numel = shard_of(parameter).numel()
+            count = -(-numel * of_element // most)
+            rows = -(-numel // (max(count, 1) * _ROWS)) * _ROWS
+            for start in range(0, numel, rows):
+                stop = min(start + rows, numel)
+                cut = Cut(start, stop, stop == numel)
                 yield Stay([part], [parameter], cut)
 
     # --- arrivals -------------------------------------------------------------------------
