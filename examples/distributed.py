@@ -6,6 +6,7 @@
         examples/distributed.py                                 on each of two machines
     MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
     python examples/distributed.py --offload                   parameters on the host, too
+    python examples/distributed.py --shard                     parameters in parts, one a process
 
 Every process has the parameters and Adam's two averages in managed memory. The parameters stay on
 its GPU. The averages are twice their size and only ``optimizer.step()`` needs them: they live on
@@ -14,6 +15,10 @@ GPU has room for a batch or a model that is larger by as much.
 
 With ``--offload``, ``managedmem.torch.offload()`` keeps the parameters of a deeper model on the
 host too, and at most half of their bytes on each GPU.
+
+With ``--shard``, torch's ``fully_shard()`` gives each process a part of the parameters, and
+``managedmem.torch.offload_optimizer()`` keeps the averages for that part on the host. A step copies
+some of them at a time to the GPU, and back.
 """
 
 import argparse
@@ -38,10 +43,12 @@ import managedmem.torch
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("--offload", action="store_true", help="keep the parameters on the host, too")
-OFFLOAD = parser.parse_args().offload  # also in the processes that main() starts
+ways = parser.add_mutually_exclusive_group()
+ways.add_argument("--offload", action="store_true", help="keep the parameters on the host, too")
+ways.add_argument("--shard", action="store_true", help="divide the parameters among the processes")
+WAYS = parser.parse_args()  # also in the processes that main() starts
 # About 17 MiB of parameters and 33 MiB of optimizer state in each process; 6 and 13 MiB to offload.
-WIDTH, HIDDEN = (512, 6) if OFFLOAD else (2048, 1)
+WIDTH, HIDDEN = (512, 6) if WAYS.offload else (2048, 1)
 STEPS = 120
 BATCH = 64  # images of each process in a step
 
@@ -101,6 +108,33 @@ class OffloadedModel:
         return f"{hosted:,} bytes on the host; over the bus: {self.handle.stats()['mapped']} uses"
 
 
+class ShardedState:
+    """The state of a process's shards, which lives on the host and visits the GPU in each step."""
+
+    def __init__(self, optimizer, device):
+        own = device if managedmem.emulator.is_active() else None
+        self.handle = managedmem.torch.offload_optimizer(optimizer, budget="4 MiB", device=own)
+        self.step = optimizer.step
+
+    def bring(self):
+        """Say how much is on the host: steps bring it."""
+        return f"{self.handle.stats()['state_on_host']:,} bytes of state on the host"
+
+    def describe(self):
+        """What stays on the GPU between steps."""
+        return f"{self.handle.stats()['state_on_device']:,} bytes on the GPU"
+
+
+def shard(model, place):
+    """Give each process a part of every layer."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(place.type, (dist.get_world_size(),))
+    for part in [*model.children(), model]:
+        fully_shard(part, mesh=mesh)
+
+
 def load_digits(place):
     """Images and labels to train with, then images and labels that are held out."""
     data = digits.load()
@@ -121,8 +155,14 @@ def train(place, device, say):
     sizes = [digits.FEATURES] + [WIDTH] * (HIDDEN + 1)
     layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, digits.CLASSES))
+    if WAYS.shard:  # before the optimizer, which has the shards
+        shard(model.to(place), place)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    if OFFLOAD:  # before DistributedDataParallel, which keeps the addresses of parameters
+    if WAYS.shard:
+        state = ShardedState(optimizer, device)
+        size = sum(p.to_local().nbytes for p in model.parameters())
+        say(f"parameters: {size:,} bytes are the shards of each GPU")
+    elif WAYS.offload:  # before DistributedDataParallel, which keeps the addresses of parameters
         state = OffloadedModel(model, optimizer, device)
         say(f"parameters: {state.handle.stats()['streamed']:,} bytes streamed to each GPU")
     else:
@@ -133,7 +173,7 @@ def train(place, device, say):
         state = HostedState(optimizer, place, device)
 
     # Averages the gradients over all processes while the backward pass computes them.
-    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel = model if WAYS.shard else nn.parallel.DistributedDataParallel(model)
     chance = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         batch = mine[torch.randint(len(mine), (BATCH,), generator=chance)].to(place)

@@ -206,6 +206,21 @@ def test_help_and_unknown_arguments_run_nothing(script: str) -> None:
     assert lines[-1] == "status 2"
 
 
+def test_distributed_keeps_the_state_of_shards_on_the_host() -> None:
+    need("torch")
+    emulated = managedmem.emulator.is_active()
+    text = run(DISTRIBUTED, "--shard")
+    check_ranks(text, 2 if emulated else managedmem.Device.count())
+    shards = re.search(r"^parameters: ([0-9,]+) bytes are the shards", text, re.MULTILINE)
+    hosted = re.findall(r"^step \d+: loss [0-9.]+, ([0-9,]+) bytes of state", text, re.MULTILINE)
+    found = re.search(r"^accuracy ([0-9.]+) on the held-out images$", text, re.MULTILINE)
+    assert shards and found and len(hosted) == 6, text
+    size = int(shards[1].replace(",", ""))
+    assert {int(each.replace(",", "")) for each in hosted} == {2 * size}
+    assert "optimizer state: 0 bytes on the GPU" in text
+    assert float(found[1]) > 0.9, text
+
+
 def test_distributed_without_torch() -> None:
     lines = refused(DISTRIBUTED, 'sys.modules["torch"] = None')
     assert lines[0].startswith("this example needs torch: ")
