@@ -160,3 +160,13 @@ def test_a_module_that_is_offloaded_already_is_named(on):
     ):
         mt.offload({"one": one, "two": two}, DEVICE, budget=LAYER)
     assert hooks_of(one) == 0
+
+
+@pytest.mark.parametrize("name", ["kind", "type", "forward", "training", "_modules", "a b", "é"])
+def test_any_word_is_a_name(name, on):
+    one, two = layers(2, on=on), layers(2, on=on)
+    with mt.offload({name: one, "two": two}, DEVICE, budget=LAYER) as handle:
+        assert f"{name}.0" in {part.name for part in handle.explain()}
+        handle.refresh()
+        with torch.no_grad():
+            assert same(one(batch(handle)), plain(one, handle)(batch(handle)))

@@ -14,8 +14,7 @@ class Together(nn.Module):
     def __init__(self, kind: str, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.kind = kind  # of the object that had them
-        for name, module in modules.items():
-            self.add_module(name, module)
+        self._modules.update(modules)  # add_module() refuses names of its own methods
 
 
 def as_one(models: object) -> nn.Module:
