@@ -186,6 +186,16 @@ class TestPlaces:
             after = {name: p.data_ptr() for name, p in model.named_parameters()}
             assert before.items() <= after.items()
 
+    def test_of_parameters_with_other_memory(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+            other_memory(model, 0, on)
+            before = model[4].weight.data_ptr(), model[4].bias.data_ptr()
+            handle.refresh()
+            after = model[4].weight.data_ptr(), model[4].bias.data_ptr()
+            assert all(old != new for old, new in zip(before, after, strict=True))
+            assert [part.name for part in handle.explain()].count("4") == 2
+
     def test_a_part_that_is_larger_than_the_frames_is_told(self, on):
         model = layers(on=on)
         with mt.offload(model, DEVICE, budget=BUDGET) as handle:

@@ -368,6 +368,8 @@ class Offload:
         check_claims(model, new, self._claim)
         shared_out = self._shared_out(model, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
+        for lane in self._lanes:
+            lane.let_go()  # a tensor with other memory belongs to its new part
         for parameter in model.parameters():
             self._origins.setdefault(id(parameter), (parameter, parameter.device))
         parts: list[tuple[DeviceLane, list[Part]]] = []

@@ -188,18 +188,26 @@ class DeviceLane:
                     self.versions.watch(part)
         return others
 
-    def leave_out(self, gone: set[int]) -> None:
-        """Stream no part whose tensors have all left the model, by id, or have other memory."""
-        self.places.leave_out(gone)
-        left: dict[int, list[Tensor]] = {id(p): [] for p in self.plan.resident + self.plan.streamed}
+    def let_go(self) -> None:
+        """Forget the tensors that have other memory than their part gave them."""
+        for part, tensors in self._left():
+            for piece in (piece for block in part.blocks for piece in block.pieces):
+                piece.keep({id(t) for t in tensors})
+            if id(part) in self.groups:
+                self.groups[id(part)].keep(tensors)
+
+    def _left(self) -> list[tuple[Part, list[Tensor]]]:
+        """The parts, each with the tensors that have its memory."""
+        parts = self.plan.resident + self.plan.streamed
+        left: dict[int, list[Tensor]] = {id(part): [] for part in parts}
         for part, _, tensor in self.present():
             left[id(part)].append(tensor)
-        for part in self.plan.resident + self.plan.streamed:
-            for piece in (piece for block in part.blocks for piece in block.pieces):
-                piece.keep({id(t) for t in left[id(part)]})
-            if id(part) in self.groups:
-                self.groups[id(part)].keep(left[id(part)])
-        empty = {key for key, tensors in left.items() if all(id(t) in gone for t in tensors)}
+        return [(part, left[id(part)]) for part in parts]
+
+    def leave_out(self, gone: set[int]) -> None:
+        """Stream no part whose tensors have all left the model, by id."""
+        self.places.leave_out(gone)
+        empty = {id(part) for part, tensors in self._left() if {id(t) for t in tensors} <= gone}
         for site in self.plan.sites:
             for parts in (site.parts, site.sliced):
                 parts[:] = [part for part in parts if id(part) not in empty]
