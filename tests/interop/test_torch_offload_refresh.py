@@ -249,6 +249,62 @@ class TestPlaces:
                 handle.refresh()
 
 
+def moved(model):
+    other = nn.Linear(WIDTH, WIDTH)
+    other.weight, other.bias = model[4].weight, model[4].bias
+    model[4] = other
+
+
+def wrapped(model):
+    model[4] = nn.Sequential(model[4])
+
+
+def tied(model):
+    model[4].weight, model[4].bias = model[6].weight, model[6].bias
+
+
+def gone_and_back(model, handle):
+    layer, model[4] = model[4], nn.Identity()
+    handle.refresh()
+    model[4] = layer
+
+
+class TestUsers:
+    """The modules that use the memory that there is already."""
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    @pytest.mark.parametrize("change", [moved, wrapped, tied, gone_and_back])
+    def test_are_announced(self, change, read_only, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=read_only) as handle:
+            with torch.no_grad():
+                model(batch(handle))
+                change(*(model, handle)[: change.__code__.co_argcount])
+                handle.refresh()
+                twin = plain(model, handle)
+                before = handle.stats()["acquired"]
+                assert same(model(batch(handle)), twin(batch(handle)))
+            assert handle.stats()["acquired"] == before + 8
+            assert all(mt.Offload.of(module) is handle for module in model.modules())
+            assert {c.bus_bytes for c in handle.coverage.values()} == {0}
+        assert hooks_of(model) == 0
+
+    def test_hooks_stay_where_nothing_has_changed(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            before = hooks_of(model)
+            model.append(nn.Identity())
+            handle.refresh()
+            assert hooks_of(model) == before
+
+    def test_a_part_that_has_left_is_not_counted(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+            del model[4]
+            handle.refresh()
+            assert "4" not in handle.coverage
+
+
 class TestErrors:
     def test_after_remove(self, on):
         handle = mt.offload(layers(2, on=on), DEVICE, budget=LAYER)

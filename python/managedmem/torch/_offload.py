@@ -44,10 +44,10 @@ from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_lane import DeviceLane
 from managedmem.torch._offload_optimizer import SplitStep
 from managedmem.torch._offload_places import Target, is_home, move_back
-from managedmem.torch._offload_plan import Part
+from managedmem.torch._offload_plan import Part, direct_tensors
 from managedmem.torch._offload_room import bytes_of_budget, check_host, check_room
 from managedmem.torch._offload_shares import Share
-from managedmem.torch._offload_together import Members, as_one, kind_of
+from managedmem.torch._offload_together import Members, as_one, kind_of, roots_of
 from managedmem.torch._optimizer_state import OffloadedOptimizer
 from managedmem.torch._tensors import Found
 
@@ -217,6 +217,7 @@ class Offload:
         self._lost = 0  # failures before remove()
         self._ended = 0  # steps in backward passes before remove()
         self._claim: Claim | None = None
+        self._layout: list[tuple[int, ...]] = []
         self._watch = Watch(model)
         self._watch_hooks: list[RemovableHandle] = []
         self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # from the start
@@ -248,6 +249,7 @@ class Offload:
     def _keep(self, model: nn.Module, found: Found) -> None:
         """Let the modules keep the handle, and no other model have their memory."""
         self._claim = Claim(self._kind, found)
+        self._layout = _layout_of(model)
         for module in model.modules():
             self._modules.add(module)
             vars(module)[_KEPT] = self
@@ -346,10 +348,12 @@ class Offload:
 
         Adapters, replaced layers, resized embeddings, and parameters that half(), to() or
         load_state_dict(assign=True) gave other memory. Until then, they stay where they are,
-        outside of the budget. Nothing else moves: new parts are on the device if the budget has
-        room left, or else in the frames that there are, or at home if they are larger. Parts of
-        which the model has no parameter any more are not loaded again, and keep their memory until
-        remove(). After a change of most of the model, call remove() and offload() instead.
+        outside of the budget. Modules that have got parameters of others, as tied weights are,
+        announce their calls from now on. Nothing else moves: new parts are on the device if the
+        budget has room left, or else in the frames that there are, or at home if they are larger.
+        Parts of which the model has no parameter any more are not loaded again, and keep their
+        memory until remove(). After a change of most of the model, call remove() and offload()
+        instead.
 
         Does nothing if nothing has changed. Raises the errors of offload(), after which everything
         can be used where it is, and refresh() can be called again; RuntimeError after remove(). No
@@ -363,8 +367,9 @@ class Offload:
         tensors = tensors_of(model)
         known = {id(t) for lane in self._lanes for *_, t in lane.present()}
         new = [(name, t) for name, t in tensors if id(t) not in known and t.numel()]
-        if not new and known <= {id(t) for _, t in tensors}:
+        if not new and self._layout == _layout_of(model):
             return
+        self._layout = []  # until the end, also of a call after an error
         check_claims(model, new, self._claim)
         shared_out = self._shared_out(model, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
@@ -402,13 +407,13 @@ class Offload:
     def _follow_model(self, model: nn.Module, tensors: Found) -> None:
         """Count and train what the model has now."""
         present = {id(t) for _, t in tensors}
-        for lane in self._lanes:
-            lane.leave_out({id(t) for *_, t in lane.present()} - present)
+        modules = dict(model.named_modules())
         for hook in self._watch_hooks:
             hook.remove()
         self._watch.know(model)
         for lane in self._lanes:
-            lane.watch(self._watch)
+            gone = {id(t) for *_, t in lane.present()} - present
+            lane.follow(modules.get(lane.name, nn.Module()), self._watch, gone)
         with torch.inference_mode(False), torch.no_grad():
             self._watch_hooks = self._watch.attach()
             if self._watch_hooks:
@@ -624,6 +629,12 @@ class Offload:
             f"{start}: {numbers['groups']} groups of {numbers['streamed']:,} bytes streamed, "
             f"{numbers['resident']:,} resident, budget {self._budget:,}>"
         )
+
+
+def _layout_of(model: nn.Module) -> list[tuple[int, ...]]:
+    """The ids of the modules, each with those of its own tensors."""
+    modules = (module for root in roots_of(model) for module in root.modules())
+    return [(id(module), *map(id, direct_tensors(module))) for module in modules]
 
 
 def _tensors_in(state: Any) -> Iterator[Tensor]:

@@ -226,6 +226,7 @@ class Places:
 
     def know(self, model: nn.Module) -> None:
         """Learn which modules own the parameters, before note()."""
+        self._owners.clear()
         for module in model.modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None:

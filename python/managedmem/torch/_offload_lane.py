@@ -6,7 +6,7 @@ Owns the order in which tensors move, in both directions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from managedmem.torch._offload_places import (
     size_of,
     stay_home,
 )
-from managedmem.torch._offload_plan import Later, Part, Plan, containing, make_plan
+from managedmem.torch._offload_plan import Later, Part, Plan, follow, make_plan
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_slices import SlicedPart
 from managedmem.torch._offload_together import roots_of
@@ -150,11 +150,11 @@ class DeviceLane:
             elif part.use == "slices" and part.place == "home":
                 self.announcer.add_slices(part, slab, offset)
 
-    def watch(self, watch: Watch) -> None:
-        """Count the calls of the streamed parts."""
+    def watch(self, watch: Watch, left: Container[int] = ()) -> None:
+        """Count the calls of the streamed parts, except those that have left, by their ids."""
         self.announcer.watch = watch
         acquired = {id(part) for site in self.plan.sites for part in site.parts}
-        for part in self.plan.streamed:
+        for part in (part for part in self.plan.streamed if id(part) not in left):
             full = join_name(self.name, part.name) if part.name else self.name
             watch.add(part, full, self.announcer, id(part) in acquired)
 
@@ -204,15 +204,22 @@ class DeviceLane:
             left[id(part)].append(tensor)
         return [(part, left[id(part)]) for part in parts]
 
-    def leave_out(self, gone: set[int]) -> None:
-        """Stream no part whose tensors have all left the model, by id."""
+    def follow(self, model: nn.Module, watch: Watch, gone: set[int]) -> None:
+        """Announce and count the calls of the modules that use the parts now.
+
+        Tensors with the ids of `gone` have left the model.
+        """
+        self.places.know(model)
+        for part in self.plan.streamed:
+            self.places.note(part)
         self.places.leave_out(gone)
-        empty = {id(part) for part, tensors in self._left() if {id(t) for t in tensors} <= gone}
-        for site in self.plan.sites:
-            for parts in (site.parts, site.sliced):
-                parts[:] = [part for part in parts if id(part) not in empty]
-        if self.announcer.watch is not None:
-            self.announcer.watch.forget(empty)
+        new = follow(model, self.plan, self.room)
+        self.plan.sites += new
+        for site in new:
+            self.hooks += self.announcer.attach(site)
+        left = {id(part) for part, tensors in self._left() if {id(t) for t in tensors} <= gone}
+        watch.forget(left)
+        self.watch(watch, left)
 
     def take_in(self, model: nn.Module, found: Found) -> list[Part]:
         """Give new tensors a place in what the budget has left, and return their parts.
@@ -237,9 +244,6 @@ class DeviceLane:
             if self._share is not None:
                 self._share.total -= nbytes
             raise
-        around = containing(model)
-        for site in mine.sites:
-            site.around = around.get(id(site.module), site.around)
         self.plan = Plan(
             mine.sites + plan.sites,
             mine.streamed + plan.streamed,

@@ -117,6 +117,38 @@ def make_plan(
     return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only, later)
 
 
+def follow(model: nn.Module, plan: Plan, budget: int) -> list[Site]:
+    """Let the sites of a plan have the parts that their modules use now.
+
+    Returns sites for other modules that use parts of the plan.
+    """
+    parts = plan.streamed + plan.resident
+    announced = [part for part in parts if part.use != "rows" and part.reason not in _UNHOOKED]
+    part_of = {key: part for part in announced for key in blocks_of_tensors(part.blocks)}
+    cutter = _Cutter(model, [b for part in parts for b in part.blocks], set(), budget, {}, {})
+    covered, around = cutter.roots(), containing(model)
+    sites = {id(site.module): site for site in plan.sites}
+    holders: dict[int, list[Site]] = {}  # by the id of a part
+    for site in plan.sites:
+        for part in site.parts + site.sliced:
+            holders.setdefault(id(part), []).append(site)
+    used: dict[int, dict[int, Part]] = {}  # by the ids of a site and a part
+    for module in model.modules():
+        for part in (part_of[id(t)] for t in direct_tensors(module) if id(t) in part_of):
+            users = [s for s in holders.get(id(part), ()) if id(s.module) in around[id(module)]]
+            if not users and _can_announce(root := covered[id(module)]):
+                users = [sites.setdefault(id(root), Site(root))]
+            for site in users:
+                used.setdefault(id(site), {})[id(part)] = part
+    for site in (*plan.sites, *sites.values()):
+        mine = used.get(id(site), {}).values()
+        site.parts[:] = [part for part in mine if not _is_sliced(part)]
+        site.sliced[:] = [part for part in mine if _is_sliced(part)]
+        site.around = around.get(id(site.module), site.around)
+    before = set(map(id, plan.sites))
+    return [site for site in sites.values() if id(site) not in before]
+
+
 class _Cutter:
     """One walk over the modules of a model."""
 
@@ -231,6 +263,11 @@ class _Cutter:
             if nbytes >= LEAST_SLICE and nbytes % ALIGNMENT == 0:
                 part.slice_nbytes = nbytes
 
+    def roots(self) -> dict[int, nn.Module]:
+        """The module whose call uses the tensors of a module, by its id."""
+        self._cut(self.model, "", None)
+        return self.covered
+
     # --- which module is a part -----------------------------------------------------------
 
     def _cut(self, module: nn.Module, name: str, host: nn.Module | None) -> None:
@@ -301,7 +338,7 @@ class _Cutter:
         around = containing(self.model)
         for module in self.model.modules():
             root = self.covered[id(module)]
-            if getattr(type(root), "forward", None) in _LOOKUPS or not is_called(root):
+            if not _can_announce(root):
                 continue
             for tensor in direct_tensors(module):
                 block = self.block_of.get(id(tensor))
@@ -311,12 +348,20 @@ class _Cutter:
                     site = sites.get(id(root))
                     if site is None:
                         site = sites[id(root)] = Site(root, around=around[id(root)])
-                    mine = (
-                        site.parts if part.place == "frames" or part.use == "whole" else site.sliced
-                    )
+                    mine = site.sliced if _is_sliced(part) else site.parts
                     if part not in mine:
                         mine.append(part)
         return list(sites.values())
+
+
+def _can_announce(module: nn.Module) -> bool:
+    """True if calls of a module use its parts as a whole."""
+    return getattr(type(module), "forward", None) not in _LOOKUPS and is_called(module)
+
+
+def _is_sliced(part: Part) -> bool:
+    """True for a part of which calls name slices."""
+    return part.place != "frames" and part.use != "whole"
 
 
 def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
