@@ -312,6 +312,16 @@ class TestErrors:
         with pytest.raises(RuntimeError, match="not offloaded any more"):
             handle.refresh()
 
+    @pytest.mark.parametrize("several", [False, True])
+    def test_of_a_module_that_has_been_freed(self, several, on):
+        model = layers(2, on=on)
+        handle = mt.offload([model] if several else model, DEVICE, budget=LAYER)
+        del model
+        gc.collect()
+        with pytest.raises(RuntimeError, match="has been freed"):
+            handle.refresh()
+        handle.remove()
+
     def test_a_module_that_is_offloaded_otherwise(self, on):
         model, other = layers(4, on=on), layers(2, on=on)
         with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:

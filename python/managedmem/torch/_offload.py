@@ -356,12 +356,15 @@ class Offload:
         instead.
 
         Does nothing if nothing has changed. Raises the errors of offload(), after which everything
-        can be used where it is, and refresh() can be called again; RuntimeError after remove(). No
-        other thread may use the module during the call. Driver: as offload().
+        can be used where it is, and refresh() can be called again; RuntimeError after remove(), or
+        once the module has been freed. No other thread may use the module during the call. Driver:
+        as offload().
         """
         if self._removed:
             raise RuntimeError("the module is not offloaded any more: call offload() again")
         model = self._members.again()
+        if model is None:
+            raise RuntimeError("the module has been freed: only remove() is left for its handle")
         check_children(model)
         _refuse_offloaded(model, self)
         tensors = tensors_of(model)

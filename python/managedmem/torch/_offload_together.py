@@ -57,10 +57,10 @@ class Members:
         members = dict(model.named_children()) if self._kind else {"": model}
         self._members = {name: weakref.ref(module) for name, module in members.items()}
 
-    def again(self) -> nn.Module:
-        """The same as one module; of several, those that are alive."""
+    def again(self) -> nn.Module | None:
+        """The same as one module; of several, those that are alive. None if nothing is."""
         alive = {name: m for name, ref in self._members.items() if (m := ref()) is not None}
-        return Together(self._kind, alive) if self._kind else alive[""]
+        return Together(self._kind, alive) if self._kind and alive else alive.get("")
 
 
 def kind_of(model: nn.Module) -> str:
