@@ -385,6 +385,29 @@ def test_writes_of_read_only_models_are_noticed_in_new_parts(on):
             handle.remove()
 
 
+def test_writes_before_refresh_are_noticed_in_read_only_models(on):
+    model = layers(on=on)
+    with mt.offload(model, DEVICE, budget=BUDGET, read_only=True) as handle, torch.no_grad():
+        model[4].weight.mul_(2)
+        model[4].bias = nn.Parameter(model[4].bias.data)
+        handle.refresh()
+        with pytest.raises(RuntimeError, match=r"'4.weight' was written although"):
+            model(batch(handle))
+        with pytest.warns(UserWarning, match="written while the module was offloaded"):
+            handle.remove()
+
+
+@pytest.mark.filterwarnings("error")
+def test_parameters_that_left_a_read_only_model_may_be_written(on):
+    model = layers(on=on)
+    with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=True) as handle, torch.no_grad():
+        old, model[4].weight = model[4].weight, fresh(0, on).weight
+        handle.refresh()
+        old.mul_(2)
+        twin = plain(model, handle)
+        assert same(model(batch(handle)), twin(batch(handle)))
+
+
 @pytest.mark.filterwarnings("ignore:.* was given no optimizer")
 def test_dropped_models_are_freed(on):
     model = layers(4, on=on)

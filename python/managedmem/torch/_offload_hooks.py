@@ -164,11 +164,22 @@ class Versions:
         self._parts: dict[int, list[tuple[Tensor, str, int]]] = {}  # by the id of a part
 
     def watch(self, part: Part) -> None:
-        """Note the counts of the tensors of a part, which nothing may write from now on."""
+        """Note the counts of the tensors of a part, which nothing may write from now on.
+
+        Tensors that are known keep their counts from before.
+        """
+        known = {id(t): version for t, _, version in self._parts.get(id(part), ())}
         pieces = [piece for block in part.blocks for piece in block.pieces]
         named = [pair for piece in pieces for pair in zip(piece.tensors, piece.names, strict=True)]
         # Tensors that were made in inference mode have no count.
-        self._parts[id(part)] = [(t, n, t._version) for t, n in named if not t.is_inference()]
+        self._parts[id(part)] = [
+            (t, n, known.get(id(t), t._version)) for t, n in named if not t.is_inference()
+        ]
+
+    def leave_out(self, gone: set[int]) -> None:
+        """Let tensors be written, by id, that are known to have left the model."""
+        for key, watched in self._parts.items():
+            self._parts[key] = [each for each in watched if id(each[0]) not in gone]
 
     def check(self, part: Part) -> None:
         """Raise if a tensor of the part was written."""

@@ -182,10 +182,6 @@ class DeviceLane:
             piece.names.append(name)
             if id(part) in self.groups:
                 self.groups[id(part)].follow(tensor)
-            if part.place != "device":
-                self.places.note(part)
-                if self.read_only:
-                    self.versions.watch(part)
         return others
 
     def let_go(self) -> None:
@@ -212,7 +208,10 @@ class DeviceLane:
         self.places.know(model)
         for part in self.plan.streamed:
             self.places.note(part)
+            if self.read_only:
+                self.versions.watch(part)
         self.places.leave_out(gone)
+        self.versions.leave_out(gone)
         new = follow(model, self.plan, self.room)
         self.plan.sites += new
         for site in new:
