@@ -397,6 +397,23 @@ def test_writes_before_refresh_are_noticed_in_read_only_models(on):
             handle.remove()
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_writes_of_another_parameter_over_the_same_memory_are_seen(read_only, on):
+    model = layers(40, on=on)
+    with mt.offload(model, DEVICE, budget=6 * LAYER, read_only=read_only) as handle:
+        name = next(part.name for part in handle.explain() if part.place == "frames")
+        layer = model[int(name)]
+        with torch.no_grad(), handle.round():
+            for _ in range(5):
+                layer(batch(handle))
+            assert handle.stats()["hits"] > 0
+            other = nn.Parameter(layer.weight.data)
+            other.mul_(2)
+            layer.weight = other
+            handle.refresh()
+            assert same(layer(batch(handle)), plain(layer, handle)(batch(handle)))
+
+
 @pytest.mark.filterwarnings("error")
 def test_parameters_that_left_a_read_only_model_may_be_written(on):
     model = layers(on=on)

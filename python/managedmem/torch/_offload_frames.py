@@ -181,11 +181,10 @@ class FramedPart:
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
     def follow(self, tensor: Tensor) -> None:
-        """Look for writes of another tensor in its memory too."""
+        """Look for writes of another tensor in its memory too, also those that it has seen."""
         if not tensor.is_inference():
             with self.lock:
                 self.tensors.append(tensor)
-                self.writes += tensor._version
 
     def keep(self, tensors: list[Tensor]) -> None:
         """Look for writes of these tensors alone."""
