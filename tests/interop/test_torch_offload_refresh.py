@@ -1,5 +1,6 @@
 """handle.refresh(): what a model got since offload(), beside a plain twin with the same changes."""
 
+import contextlib
 import gc
 import random
 import weakref
@@ -358,6 +359,29 @@ class TestErrors:
             assert same(model(batch(handle)), twin(batch(handle)))
             assert mt.Offload.of(model[8]) is handle
         assert_same_module(model, twin)
+
+    @pytest.mark.parametrize("budget", [2 * LAYER, 8 * LAYER], ids=["frames", "new frames"])
+    @pytest.mark.skipif(not EMULATED, reason="the emulated driver makes calls fail")
+    def test_at_any_call_of_the_driver(self, budget):
+        fired, nth = True, 0
+        while fired:
+            nth += 1
+            model = layers(6)
+            with mt.offload(model, DEVICE, budget=budget, read_only=True) as handle:
+                new_layers(model, 0, "cpu")
+                emulator.fail("*", nth)
+                with contextlib.suppress(MemoryError, managedmem.CUDAError):
+                    handle.refresh()
+                fired = emulator.failure_fired()
+                emulator.clear_failures()
+                twin = plain(model, handle)
+                assert same(model(batch(handle)), twin(batch(handle)))
+                handle.refresh()
+                places = [part.place for part in handle.explain()]
+                assert handle.stats()["groups"] == places.count("frames") > 0
+                assert same(model(batch(handle)), twin(batch(handle)))
+            assert hooks_of(model) == 0
+        assert nth > 10
 
 
 def test_does_nothing_without_a_change(on):

@@ -199,6 +199,11 @@ class FramedPart:
         with contextlib.suppress(CUDAError):  # the device was waited for instead
             self.frames.changed(self.number, stream or 0)
 
+    def leave_frames(self) -> None:
+        """Give back the part's number. No use is open, and none may come."""
+        with contextlib.suppress(CUDAError):
+            self.frames.remove([self.number])
+
     def go_home(self, place: torch.device) -> None:
         """Let the tensors point home; a part for which the driver refused the way is copied."""
         with self.lock:

@@ -181,6 +181,10 @@ class Versions:
         for key, watched in self._parts.items():
             self._parts[key] = [each for each in watched if id(each[0]) not in gone]
 
+    def drop(self, part: Part) -> None:
+        """Forget a part, before its id may be another's."""
+        self._parts.pop(id(part), None)
+
     def check(self, part: Part) -> None:
         """Raise if a tensor of the part was written."""
         for tensor, name, version in self._parts.get(id(part), ()):
@@ -256,6 +260,10 @@ class Places:
             _Place(t, name, t.untyped_storage()._cdata, *self._owners.get(id(t), ({}, "")))
             for t, name in named
         ]
+
+    def drop(self, part: Part) -> None:
+        """Forget a part, before its id may be another's."""
+        self._parts.pop(id(part), None)
 
     def check_places(self, site: Site) -> None:
         """Warn of a tensor that is in other memory by now."""

@@ -258,8 +258,11 @@ class DeviceLane:
         move_back(self.moved[moved:])
         del self.hooks[hooks:], self.moved[moved:]
         for part in plan.streamed:
-            self.groups.pop(id(part), None)
+            if (group := self.groups.pop(id(part), None)) is not None:
+                group.leave_frames()
             self.announcer.sliced.pop(id(part), None)
+            self.places.drop(part)
+            self.versions.drop(part)
         if self.frames is not None and not self.plan.frames:
             self.frames.close()
             self.frames = self.announcer.frames = None
