@@ -404,6 +404,7 @@ class TestSaveFile:
         square = torch.arange(12.0).reshape(3, 4)
         complex_one = torch.tensor([1 + 2j, 3 - 4j])
         tensors = {"t": square.t(), "part": square[:, 1:3], "conj": complex_one.conj()}
+        tensors |= {"column": square[:, 1], "expanded": torch.ones(1).expand(3, 4)}
         mt.save_file(tensors, tmp_path / "a.safetensors")
         found = mt.load_file(tmp_path / "a.safetensors")
         for name, tensor in tensors.items():

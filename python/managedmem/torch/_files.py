@@ -169,7 +169,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
     flat = tensor.detach().reshape(-1)
     count = max(1, _PIECE // flat.element_size())
     for first in range(0, flat.numel(), count):
-        piece = flat[first : first + count].resolve_conj().resolve_neg().cpu()
+        piece = flat[first : first + count].resolve_conj().resolve_neg().cpu().contiguous()
         yield memoryview((ctypes.c_uint8 * piece.nbytes).from_address(piece.data_ptr()))
 
 
