@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -417,6 +419,24 @@ class TestSaveFile:
             model(batch(handle))
             mt.save_file(model, tmp_path / "a.safetensors")
         assert_same_tensors(mt.load_file(tmp_path / "a.safetensors"), want)
+
+    def test_threads_write_the_same_file(self, tmp_path):
+        path = tmp_path / "a.safetensors"
+        wanted = [{"a": torch.full((50_000,), float(i))} for i in range(4)]
+
+        def save(tensors):
+            for _ in range(20):
+                mt.save_file(tensors, path)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(save, wanted))
+        assert any(same(mt.load_file(path)["a"], each["a"]) for each in wanted)
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_name_as_long_as_the_system_allows(self, tmp_path):
+        path = tmp_path / ("a" * 255)
+        mt.save_file({"a": torch.ones(3)}, path)
+        assert same(mt.load_file(path)["a"], torch.ones(3))
 
     def test_a_failing_write_leaves_the_file(self, file, model, tmp_path, monkeypatch):
         before = file.read_bytes()

@@ -6,6 +6,7 @@ import ctypes
 import json
 import math
 import os
+import secrets
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -152,9 +153,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         at += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # Of its own for each call, also in threads, and no one else's; short, as the path may be long.
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             file.write(_LENGTH.pack(len(text)) + text)
             for tensor in tensors.values():
                 for piece in _pieces(tensor):
