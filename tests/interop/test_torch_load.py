@@ -438,6 +438,16 @@ class TestSaveFile:
         mt.save_file({"a": torch.ones(3)}, path)
         assert same(mt.load_file(path)["a"], torch.ones(3))
 
+    @pytest.mark.parametrize("kind", ["pipe", "folder"])
+    def test_what_is_no_regular_file_stays(self, kind, tmp_path):
+        path = tmp_path / kind
+        path.mkdir() if kind == "folder" else os.mkfifo(path)
+        before = path.stat().st_mode
+        with pytest.raises(ValueError, match="is no regular file"):
+            mt.save_file({"a": torch.ones(3)}, path)
+        assert path.stat().st_mode == before
+        assert list(tmp_path.iterdir()) == [path]
+
     def test_a_failing_write_leaves_the_file(self, file, model, tmp_path, monkeypatch):
         before = file.read_bytes()
 

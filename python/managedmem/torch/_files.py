@@ -141,6 +141,8 @@ def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a file beside the path, and put it there when it is whole."""
+    if path.exists() and not path.is_file():  # a device or a pipe would be gone afterwards
+        raise ValueError(f"{path} is no regular file: name a file in a folder")
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     at = 0
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # aligned

@@ -133,7 +133,8 @@ def save_file(
         A module stands for its state_dict(). It may be offloaded: each tensor is read where it is,
         64 MiB at a time.
     path : str or path-like
-        The file. It appears when it is whole; one that was there stays until then.
+        The file. It appears when it is whole; one that was there stays until then. ValueError for
+        what is no regular file, such as a folder or a pipe.
     metadata : mapping of str to str, optional
         Text for the file's header, such as ``{"format": "pt"}``, which Transformers expects.
 
