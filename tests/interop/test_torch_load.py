@@ -469,6 +469,7 @@ class TestSaveFile:
             ({"a": torch.ones(1, device="meta")}, ValueError, "'a' is on the meta device"),
             ({"a": torch.ones(1, 1).to_sparse()}, ValueError, "'a' is of layout torch.sparse_coo"),
             ({"a": torch.ones(1, dtype=torch.complex128)}, ValueError, "'a' has torch.complex128"),
+            ({"__metadata__": torch.ones(1)}, ValueError, "cannot be named '__metadata__'"),
         ],
     )
     def test_what_a_file_cannot_have(self, tmp_path, tensors, error, words):

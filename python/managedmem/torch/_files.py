@@ -179,6 +179,8 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 def check_writable(name: str, tensor: Tensor) -> None:
     """Raise ValueError for a tensor that the format does not have."""
+    if name == _METADATA:
+        raise ValueError(f"a tensor cannot be named {name!r}: the format has text there")
     if tensor.is_meta or tensor.layout is not torch.strided:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
         raise ValueError(f"{name!r} is {kind}, which a file of safetensors cannot have")
