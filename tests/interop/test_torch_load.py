@@ -188,6 +188,9 @@ BAD_FILES = {
     "fraction": (header({**ROW, "shape": [2.0]}), "none of safetensors"),
     "backwards": (header({**ROW, "data_offsets": [8, 0]}), "none of safetensors"),
     "three offsets": (header({**ROW, "data_offsets": [0, 4, 8]}), "none of safetensors"),
+    "nested": (header(b"[" * 200_000), "header that is none of safetensors"),
+    "no torch shape": (header({**ROW, "shape": [0, 1 << 40, 1 << 40]}), "none of safetensors"),
+    "no torch number": (header({**ROW, "shape": [0, 1 << 70]}), "none of safetensors"),
     "another size": (header({**ROW, "shape": [3]}), "has 8 bytes for 3 elements of F32"),
     "unknown dtype": (header({**ROW, "dtype": "F4"}), "dtype F4, which this torch does not have"),
     "cut off": (
@@ -208,7 +211,7 @@ class TestBadFiles:
         assert "bad.safetensors" in str(error.value)
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
+        "text", ["", "[]", "[" * 200_000, "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
     )
     def test_of_an_index(self, tmp_path, text):
         (tmp_path / "x.safetensors.index.json").write_text(text)

@@ -20,6 +20,9 @@ _LENGTH = struct.Struct("<Q")
 _MOST_HEADER = 100_000_000  # bytes, as the format's own reader has it
 _METADATA = "__metadata__"
 _INDEX = ".safetensors.index.json"
+# What json and wrong contents raise.
+_NOT_SO = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+_MOST = (1 << 63) - 1  # elements, and elements between two of a dimension, as torch counts them
 _PIECE = 64 << 20  # bytes that are written at once
 _NAMES = {
     "F64": "float64",
@@ -93,7 +96,7 @@ def _read_index(path: Path) -> dict[str, str]:
         places = json.loads(path.read_bytes())["weight_map"]
         if all(isinstance(file, str) for file in places.values()):
             return dict(places)
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except _NOT_SO:
         pass
     raise ValueError(f"{path} is no index of safetensors: it has no weight_map of names to files")
 
@@ -110,7 +113,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
     try:
         header = json.loads(text)
         rows = [(name, *_read_row(row)) for name, row in header.items() if name != _METADATA]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except _NOT_SO as error:
         raise ValueError(f"{path} has a header that is none of safetensors: {error}") from None
     first = _LENGTH.size + length
     for name, key, shape, begin, end in rows:
@@ -131,7 +134,8 @@ def _read_header(path: Path) -> Iterator[Entry]:
 def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
     shape, (begin, end) = row["shape"], row["data_offsets"]
     numbers = [*shape, begin, end]
-    if not all(type(number) is int and number >= 0 for number in numbers) or begin > end:
+    are_counts = all(type(number) is int and 0 <= number <= _MOST for number in numbers)
+    if not are_counts or begin > end or math.prod(max(n, 1) for n in shape) > _MOST:
         raise ValueError(f"a tensor with shape {shape} from {begin} to {end}")
     return str(row["dtype"]), tuple(shape), begin, end
 
