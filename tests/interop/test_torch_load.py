@@ -201,6 +201,13 @@ BAD_FILES = {
 
 
 class TestBadFiles:
+    def test_tensors_that_share_bytes(self, tmp_path):
+        path = tmp_path / "a.safetensors"
+        text = json.dumps({"a": ROW, "b": {**ROW, "data_offsets": [4, 12]}}).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(12))
+        with pytest.raises(ValueError, match=r"'b' and 'a' overlap, by 4 bytes"):
+            mt.load_file(path)
+
     @pytest.mark.parametrize("name", BAD_FILES)
     def test_is_refused_by_name(self, tmp_path, name):
         data, words = BAD_FILES[name]
