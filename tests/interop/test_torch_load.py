@@ -208,6 +208,24 @@ class TestBadFiles:
         with pytest.raises(ValueError, match=r"'b' and 'a' overlap, by 4 bytes"):
             mt.load_file(path)
 
+    @pytest.mark.parametrize("absolute", [False, True])
+    def test_an_index_that_names_another_folder(self, absolute, tmp_path):
+        mt.save_file({"a": torch.ones(1)}, tmp_path / "b.safetensors")
+        (tmp_path / "model").mkdir()
+        name = str(tmp_path / "b.safetensors") if absolute else "../b.safetensors"
+        index = tmp_path / "model" / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": name}}))
+        with pytest.raises(ValueError, match=r"b.safetensors', a file outside of its folder"):
+            mt.load_file(tmp_path / "model")
+
+    def test_links_may_lead_out_of_the_folder(self, tmp_path):
+        mt.save_file({"a": torch.ones(1)}, tmp_path / "b.safetensors")
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "b.safetensors")
+        index = tmp_path / "model" / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": "a.safetensors"}}))
+        assert same(mt.load_file(tmp_path / "model")["a"], torch.ones(1))
+
     @pytest.mark.parametrize("name", BAD_FILES)
     def test_is_refused_by_name(self, tmp_path, name):
         data, words = BAD_FILES[name]

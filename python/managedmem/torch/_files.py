@@ -69,6 +69,8 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     places = _read_index(chosen)
     for name in sorted(set(places.values())):
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise ValueError(f"{chosen} names {name!r}, a file outside of its folder")
         entries |= {entry.name: entry for entry in _read_header(chosen.parent / name)}
     lost = sorted(name for name in places if name not in entries)
     if lost:

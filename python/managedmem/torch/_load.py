@@ -49,9 +49,9 @@ def load_file(
     load_model() places them.
 
     Raises ValueError for a file that is none of safetensors, is cut off, or has a dtype that this
-    torch lacks, FileNotFoundError without it, TypeError for other arguments, MemoryError if the
-    host has no room, and CUDAError if the driver does not lock the memory. Safe from every
-    thread. Driver: cuMemHostRegister.
+    torch lacks, and for an index that names a file outside of its folder, FileNotFoundError without
+    the file, TypeError for other arguments, MemoryError if the host has no room, and CUDAError if
+    the driver does not lock the memory. Safe from every thread. Driver: cuMemHostRegister.
     """
     _check_dtype(dtype)
     entries = entries_of(path)
