@@ -264,6 +264,19 @@ class TestBadFiles:
         with pytest.raises(ValueError, match="was cut off while"):
             mt.load_file(file)
 
+    def test_a_file_that_is_replaced_while_it_is_read(self, tmp_path, monkeypatch):
+        path = tmp_path / "a.safetensors"
+        mt.save_file({"a": torch.zeros(8)}, path)
+        available = mt._load.host_available
+
+        def replaced():
+            mt.save_file({"another": torch.ones(100)}, path)
+            return available()
+
+        monkeypatch.setattr("managedmem.torch._load.host_available", replaced)
+        with pytest.raises(ValueError, match="was replaced while it was read"):
+            mt.load_file(path)
+
 
 class TestLoadModel:
     @pytest.mark.parametrize("make", [on_meta, Tied])

@@ -57,6 +57,13 @@ class Entry:
     path: Path
     start: int  # in the file
     nbytes: int
+    file: tuple[int, ...]  # its stamp
+
+
+def stamp(file: int) -> tuple[int, ...]:
+    """What tells an open file from another one, and from itself after a write."""
+    found = os.fstat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
@@ -106,6 +113,7 @@ def _read_index(path: Path) -> dict[str, str]:
 def _read_header(path: Path) -> Iterator[Entry]:
     """The tensors of one file; ValueError if it is no whole file of safetensors."""
     with path.open("rb") as file:
+        mark = stamp(file.fileno())
         size = os.fstat(file.fileno()).st_size
         head = file.read(_LENGTH.size)
         length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MOST_HEADER + 1
@@ -131,7 +139,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
             raise ValueError(
                 f"{path} was cut off: {name!r} ends at {first + end:,} of {size:,} bytes"
             )
-        yield Entry(name, dtype, shape, path, first + begin, end - begin)
+        yield Entry(name, dtype, shape, path, first + begin, end - begin, mark)
 
 
 def _check_apart(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> None:

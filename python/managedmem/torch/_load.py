@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from managedmem import Device
 from managedmem._limits import host_available
 from managedmem._managedmem import _Slab
-from managedmem.torch._files import Entry, check_writable, entries_of, write
+from managedmem.torch._files import Entry, check_writable, entries_of, stamp, write
 from managedmem.torch._offload_arguments import target_of
 from managedmem.torch._offload_frames import Span
 from managedmem.torch._offload_places import ALIGNMENT
@@ -48,10 +48,11 @@ def load_file(
     whose tensors these are copies nothing where the tensors of a block lie together, as
     load_model() places them.
 
-    Raises ValueError for a file that is none of safetensors, is cut off, or has a dtype that this
-    torch lacks, and for an index that names a file outside of its folder, FileNotFoundError without
-    the file, TypeError for other arguments, MemoryError if the host has no room, and CUDAError if
-    the driver does not lock the memory. Safe from every thread. Driver: cuMemHostRegister.
+    Raises ValueError for a file that is none of safetensors, is cut off, is replaced meanwhile, or
+    has a dtype that this torch lacks, and for an index that names a file outside of its folder,
+    FileNotFoundError without the file, TypeError for other arguments, MemoryError if the host has
+    no room, and CUDAError if the driver does not lock the memory. Safe from every thread. Driver:
+    cuMemHostRegister.
     """
     _check_dtype(dtype)
     entries = entries_of(path)
@@ -256,6 +257,8 @@ def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor]) -> None:
         for entry, tensor in zip(entries, tensors, strict=True):
             if entry.path not in files:
                 files[entry.path] = stack.enter_context(entry.path.open("rb")).fileno()
+                if stamp(files[entry.path]) != entry.file:
+                    raise ValueError(f"{entry.path} was replaced while it was read: load it again")
             for first in range(0, entry.nbytes, _PIECE):
                 size = min(_PIECE, entry.nbytes - first)
                 jobs.append((files[entry.path], entry, first, size, tensor))
