@@ -6,6 +6,7 @@ Decides which modules announce their calls, and which memory belongs to each. Kn
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -199,9 +200,12 @@ class _Cutter:
         parts: dict[int, list[Part]] = {}  # by the id of a block
         streamed: list[Part] = []
         buffers: list[_Block] = []
+        left = later.room if later else math.inf
         for key, members in self.members.items():
-            kept = [block for block in members if not self._is_small_buffer(block)]
-            buffers += [block for block in members if self._is_small_buffer(block)]
+            small = self._small_buffers(members, left)
+            left -= sum(map(size_of, small))
+            buffers += small
+            kept = [block for block in members if all(block is not each for each in small)]
             for mine, use, asked in self._together(kept):
                 part = Part(self.names[key], mine, self._is_written(mine[0]), use, asked)
                 part.is_unwatched = key in self.unwatched
@@ -328,6 +332,15 @@ class _Cutter:
         tensors = [t for piece in block.pieces for t in piece.tensors]
         limit = min(TINY, self.large // 16)
         return size_of(block) <= limit and not any(isinstance(t, nn.Parameter) for t in tensors)
+
+    def _small_buffers(self, blocks: list[_Block], room: float) -> list[_Block]:
+        """The small buffers among blocks for which these bytes have room."""
+        found: list[_Block] = []
+        for block in filter(self._is_small_buffer, blocks):
+            if size_of(block) <= room:
+                found.append(block)
+                room -= size_of(block)
+        return found
 
     # --- the modules that announce calls ---------------------------------------------------
 
