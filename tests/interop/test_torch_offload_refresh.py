@@ -263,6 +263,13 @@ class TestPlaces:
             with pytest.raises(ValueError, match=r"'2.weight' belongs to no submodule"):
                 handle.refresh()
 
+    def test_is_one_for_each_parameter(self, device1):
+        model = nn.Sequential(layers(4), layers(4))
+        with mt.offload(model, {"0": DEVICE, "1": device1}, budget=2 * LAYER) as handle:
+            model[1][0].weight = model[0][0].weight
+            with pytest.raises(ValueError, match=r"'0.0.weight' belongs to '0' and to '1'"):
+                handle.refresh()
+
 
 def moved(model):
     other = nn.Linear(WIDTH, WIDTH)

@@ -27,6 +27,7 @@ from managedmem.torch._offload_arguments import (
     checked_optimizer,
     chosen_blocks,
     homes_of,
+    shared_out,
     tensors_of,
 )
 from managedmem.torch._offload_backward_step import (
@@ -374,7 +375,7 @@ class Offload:
             return
         self._layout = []  # until the end, also of a call after an error
         check_claims(model, new, self._claim)
-        shared_out = self._shared_out(model, new)
+        shared_out = self._shared_out(model, tensors, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
         for lane in self._lanes:
             lane.let_go()  # a tensor with other memory belongs to its new part
@@ -391,21 +392,18 @@ class Offload:
             self._warn_of_what_does_not_fit(lane, arrived)
 
     def _shared_out(
-        self, model: nn.Module, new: Found
+        self, model: nn.Module, tensors: Found, new: Found
     ) -> list[tuple[DeviceLane, nn.Module, Found]]:
         """The device of each new tensor: the one of its submodule."""
         modules = dict(model.named_modules())
-        result: list[tuple[DeviceLane, nn.Module, Found]] = []
-        left = {id(t): (name, t) for name, t in new}
-        for lane in self._lanes:
-            module = modules.get(lane.name)
-            tensors = () if module is None else (*module.parameters(), *module.buffers())
-            mine = [left.pop(id(t)) for t in tensors if id(t) in left]
-            if module is not None and mine:
-                result.append((lane, module, mine))
-        for name, _ in left.values():
-            raise ValueError(f"{name!r} belongs to no submodule that device= of offload() named")
-        return result
+        places = {lane.name: modules[lane.name] for lane in self._lanes if lane.name in modules}
+        wanted = {id(t) for _, t in new}
+        lanes = {lane.name: lane for lane in self._lanes}
+        shares = [
+            (lanes[name], places[name], [(key, t) for key, t in mine if id(t) in wanted])
+            for name, mine in shared_out(places, tensors)
+        ]
+        return [share for share in shares if share[2]]
 
     def _follow_model(self, model: nn.Module, tensors: Found) -> None:
         """Count and train what the model has now."""

@@ -128,25 +128,30 @@ def homes_of(
     if not isinstance(device, Mapping):
         return [(_target(device), model, "", found)]
     modules = dict(model.named_modules())
-    result: list[tuple[Target, nn.Module, str, Found]] = []
-    holder: dict[int, str] = {}
-    for name, place in device.items():
+    for name in device:
         if name not in modules:
             near = _like(name, modules)
             raise ValueError(f"device has {name!r}, which is not a submodule of the model{near}")
-        mine = {id(t) for t in [*modules[name].parameters(), *modules[name].buffers()]}
+    shares = shared_out({name: modules[name] for name in device}, found)
+    return [(_target(device[name]), modules[name], name, mine) for name, mine in shares if mine]
+
+
+def shared_out(modules: Mapping[str, nn.Module], found: Found) -> list[tuple[str, Found]]:
+    """The tensors of each of the modules that have devices, by name; each tensor has one."""
+    holder: dict[int, str] = {}
+    result: list[tuple[str, Found]] = []
+    for name, module in modules.items():
+        mine = {id(t) for t in [*module.parameters(), *module.buffers()]}
         for key, tensor in found:
             if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
                 raise ValueError(
                     f"{key!r} belongs to {holder[id(tensor)]!r} and to {name!r}: each parameter "
                     "needs one device"
                 )
-        tensors = [(key, t) for key, t in found if id(t) in mine]
-        if tensors:
-            result.append((_target(place), modules[name], name, tensors))
+        result.append((name, [(key, t) for key, t in found if id(t) in mine]))
     for key, tensor in found:
         if id(tensor) not in holder:
-            raise ValueError(f"{key!r} belongs to no submodule that device names")
+            raise ValueError(f"{key!r} belongs to no submodule that device= of offload() names")
     return result
 
 
