@@ -11,7 +11,7 @@ import managedmem
 from constants import EMULATED
 from managedmem import emulator
 from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, nn, plain, same
-from tensors import mt, torch
+from tensors import gpu_only, mt, torch
 
 DEVICE = 0
 WIDTH = 64
@@ -403,6 +403,21 @@ class TestErrors:
                 assert same(model(batch(handle)), twin(batch(handle)))
             assert hooks_of(model) == 0
         assert nth > 10
+
+
+@gpu_only
+def test_gradients_of_parameters_over_the_same_memory_return_with_them():
+    model = layers(4)
+    optimizer = optimizer_of(model)
+    with mt.offload(model, DEVICE, budget="1 GiB", optimizer=optimizer) as handle:
+        other_parameters_over_the_same_memory(model, 0, handle.device)
+        set_parameters(optimizer, model)
+        handle.refresh()
+        model(batch(handle)).sum().backward()
+        optimizer.step()
+    for parameter in model.parameters():
+        state = (t for t in optimizer.state[parameter].values() if t.dim() > 0)
+        assert {t.device.type for t in (parameter, parameter.grad, *state)} == {"cpu"}
 
 
 def test_does_nothing_without_a_change(on):

@@ -379,8 +379,11 @@ class Offload:
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
         for lane in self._lanes:
             lane.let_go()  # a tensor with other memory belongs to its new part
+        origins = {memory: origin for lane in self._lanes for memory, origin in lane.origins()}
         for parameter in model.parameters():
-            self._origins.setdefault(id(parameter), (parameter, parameter.device))
+            memory = parameter.untyped_storage()._cdata  # which it may have from another one
+            origin = origins.get(memory, parameter.device)
+            self._origins.setdefault(id(parameter), (parameter, origin))
         parts: list[tuple[DeviceLane, list[Part]]] = []
         try:
             with torch.inference_mode(False), torch.no_grad():

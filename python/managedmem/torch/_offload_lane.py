@@ -169,6 +169,11 @@ class DeviceLane:
                     if tensor.untyped_storage()._cdata == memory:
                         yield part, piece, tensor
 
+    def origins(self) -> Iterator[tuple[int, torch.device]]:
+        """The memory that tensors have got here, and the device where it is to return."""
+        for entry in self.moved:
+            yield entry.base.untyped_storage()._cdata, entry.origin
+
     def _adopt(self, found: Found) -> Found:
         """Add tensors that have the memory of a part to it, and return the others."""
         places = {piece.storage._cdata: (part, piece) for part, piece, _ in self.present()}
