@@ -215,8 +215,10 @@ class TestPlaces:
         model = layers(on=on)
         with mt.offload(model, DEVICE, budget=BUDGET) as handle:
             model.append(nn.Linear(WIDTH, 40 * WIDTH, device=on))
-            with pytest.warns(UserWarning, match="1 of 1 blocks never fit|nothing is streamed"):
+            words = "1 of 1 blocks never fit|nothing is streamed"
+            with pytest.warns(UserWarning, match=words) as told:
                 handle.refresh()
+            assert told[0].filename == __file__
             assert model(batch(handle)).shape[1] == 40 * WIDTH
 
     def test_frames_are_made_once_there_is_something_for_them(self, on):

@@ -241,7 +241,7 @@ class Offload:
                 if optimizer is not None:
                     self._train(optimizer, model)
             for lane in self._lanes:
-                self._warn_of_what_does_not_fit(lane, lane.plan.streamed)
+                self._warn_of_what_does_not_fit(lane, lane.plan.streamed, 4)
         except BaseException:
             self.remove()
             raise
@@ -255,7 +255,9 @@ class Offload:
             self._modules.add(module)
             vars(module)[_KEPT] = self
 
-    def _warn_of_what_does_not_fit(self, lane: DeviceLane, parts: list[Part]) -> None:
+    def _warn_of_what_does_not_fit(
+        self, lane: DeviceLane, parts: list[Part], stacklevel: int
+    ) -> None:
         """Called by _start(), so that nothing stays offloaded where warnings are errors."""
         large = [part for part in parts if part.reason == TOO_LARGE]
         if not large:
@@ -270,7 +272,7 @@ class Offload:
             f"{start} {lane.target.device}: kernels read them over the bus. The budget of "
             f"{self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
             f"block, {_name(large[-1])}, has {large[-1].nbytes:,}: give a larger budget",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
     def _follow(self) -> None:
@@ -392,7 +394,7 @@ class Offload:
         finally:
             self._follow_model(model, tensors)
         for lane, arrived in parts:
-            self._warn_of_what_does_not_fit(lane, arrived)
+            self._warn_of_what_does_not_fit(lane, arrived, 3)
 
     def _shared_out(
         self, model: nn.Module, tensors: Found, new: Found
