@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
+from managedmem.torch._offload_seen import DataWatch
 
 _WORDS = 16  # of the struct behind a storage, among which the pointer is
 
@@ -91,6 +93,7 @@ class FrameUse:
     part: FramedPart
     number: int
     address: int
+    is_watched: bool = field(default=False, compare=False)  # for writes through `data`
 
 
 class FramedPart:
@@ -112,23 +115,28 @@ class FramedPart:
         self.storages = list(storages)
         self.pointers = [(_pointer_of(s), s.data_ptr() - self.start) for s in self.storages]
         self.nbytes = max(s.data_ptr() - self.start + s.nbytes() for s in self.storages)
+        every = list(tensors)
         # Tensors that were made in inference mode count no writes.
-        self.tensors = [t for t in tensors if not t.is_inference()]
+        self.tensors = [t for t in every if not t.is_inference()]
         self.number = frames.add(self.start, self.nbytes, "write" if is_written else "read")
         self.uses: list[FrameUse] = []  # open ones, the latest one last
         self.written: set[int] = set()  # the numbers of uses whose frames were written
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
+        me = weakref.ref(self)  # which keeps the watch
+        self.data = DataWatch(every, lambda: _note_data(me))
+        self.is_below = False  # a module whose calls may write it through `data` at home
         self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
         self.writes = self._count_writes()
 
-    def acquire(self, stream: int | None, writes: bool) -> FrameUse | None:
+    def acquire(self, stream: int | None, writes: bool, in_python: bool = False) -> FrameUse | None:
         """Let the tensors point to a frame for work on the stream; None if they stay at home.
 
-        The caller must release() the result.
+        The caller must release() the result. A use `in_python` sees each access to `data`.
         """
         with self.lock:
-            if not self.uses and self._count_writes() != self.writes:
+            was_read = self.data.was_read or (self.is_below and not in_python)
+            if not self.uses and (was_read or self._count_writes() != self.writes):
                 self.note_writes(stream)
         held: list[int] = []  # changed in calls of the engine, between which signals come
         use = None
@@ -136,10 +144,13 @@ class FramedPart:
             (address,) = self.frames.acquire([self.number], writes, stream or 0, held)
             if address == 0:
                 return None
-            use = FrameUse(self, held[0], address)
+            is_watched = in_python and self.is_unwatched and self.data.sees_all()
+            use = FrameUse(self, held[0], address, is_watched)
             with self.lock:
                 self._note_counted()
                 self.uses.append(use)
+                if is_watched:
+                    self.data.show()
                 self._point_to(address)
         except BaseException:
             self._remove(use)
@@ -154,7 +165,7 @@ class FramedPart:
         """
         with self.lock:
             self._note_counted()
-            if written or self.is_unwatched:
+            if written or (self.is_unwatched and not use.is_watched):
                 self.written.add(use.number)
             sends = use.number in self.written and self.uses.count(use) == 1
             held = [use.number]
@@ -177,6 +188,8 @@ class FramedPart:
     def _remove(self, use: FrameUse | None) -> None:
         """Forget a use, if it is known; the tensors point to the frame of the latest other one."""
         with self.lock:
+            if use is not None and use.is_watched and any(each is use for each in self.uses):
+                self.data.hide()
             self.uses = [each for each in self.uses if each is not use]
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
@@ -185,6 +198,7 @@ class FramedPart:
         if not tensor.is_inference():
             with self.lock:
                 self.tensors.append(tensor)
+                self.data.parameters.append(tensor)
 
     def keep(self, tensors: list[Tensor]) -> None:
         """Look for writes of these tensors alone."""
@@ -192,6 +206,16 @@ class FramedPart:
             is_written = self._count_writes() != self.writes
             self.tensors = [t for t in tensors if not t.is_inference()]
             self.writes = self._count_writes() - is_written
+
+    def show_data(self) -> None:
+        """Begin a call that may write the part through `data`."""
+        with self.lock:
+            self.data.show()
+
+    def hide_data(self) -> None:
+        """End what show_data() began."""
+        with self.lock:
+            self.data.hide()
 
     def note_writes(self, stream: int | None) -> None:
         """The work on the stream may have written the tensors at home."""
@@ -220,6 +244,15 @@ class FramedPart:
     def _point_to(self, start: int) -> None:
         for pointer, offset in self.pointers:
             pointer.value = start + offset
+
+
+def _note_data(ref: weakref.ref[FramedPart]) -> None:
+    """Take an access to `data` for a write; later calls may write through the result."""
+    part = ref()
+    if part is not None:
+        with part.lock:
+            part.written.update(use.number for use in part.uses)
+            part.data.was_read = True
 
 
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:

@@ -425,7 +425,7 @@ class Announcer:
                     continue
                 group = self.groups.get(id(part))
                 self.at_home += group is None
-                use = None if group is None else group.acquire(stream, writes=False)
+                use = None if group is None else group.acquire(stream, False, in_python or backward)
                 if use is not None:
                     held.append(use)
                 if self.watch is not None:
@@ -568,6 +568,56 @@ class _After(_Hook):
 # A graph of such a call alone would not have the nodes of the output.
 for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
     leave_to_python(_call)
+
+
+class _Calls(threading.local):
+    """Calls that are under way in a thread."""
+
+    count = 0
+
+
+class _DataBegin(_Hook):
+    """The beginning of a call that may write parts through `data`, outside of their uses too."""
+
+    def __init__(self, announcer: Announcer, groups: list[FramedPart]) -> None:
+        super().__init__(announcer)
+        self.groups = groups
+        self.calls = _Calls()
+
+    def __call__(self, module: nn.Module, arguments: object) -> None:
+        if torch.compiler.is_dynamo_compiling() or in_compiled_code() or not self.announcer.active:
+            return
+        self.calls.count += 1
+        for group in self.groups:
+            group.show_data()
+
+
+class _DataEnd(_Hook):
+    def __init__(self, begin: _DataBegin) -> None:
+        super().__init__(begin.announcer)
+        self.begin = begin
+
+    def __call__(self, module: nn.Module, arguments: object, output: object = None) -> None:
+        if torch.compiler.is_dynamo_compiling() or not self.begin.calls.count:
+            return
+        self.begin.calls.count -= 1
+        for group in self.begin.groups:
+            group.hide_data()
+
+
+def watch_data(
+    announcer: Announcer, module: nn.Module, groups: list[FramedPart]
+) -> list[RemovableHandle]:
+    """Hook a module whose calls may write parts through `data`."""
+    begin = _DataBegin(announcer, groups)
+    return [
+        module.register_forward_pre_hook(begin, prepend=True),
+        module.register_forward_hook(_DataEnd(begin), always_call=True),
+    ]
+
+
+leave_to_python(_DataBegin.__call__)
+leave_to_python(_DataEnd.__call__)
 
 
 class _Reached:

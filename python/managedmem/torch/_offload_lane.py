@@ -6,7 +6,7 @@ Owns the order in which tensors move, in both directions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_coverage import Watch
 from managedmem.torch._offload_frames import FramedPart
 from managedmem.torch._offload_gradients import GradientHome, GradientRoom
-from managedmem.torch._offload_hooks import Announcer, Places, Versions
+from managedmem.torch._offload_hooks import Announcer, Places, Versions, watch_data
 from managedmem.torch._offload_places import (
     Moved,
     Target,
@@ -30,7 +30,14 @@ from managedmem.torch._offload_places import (
     size_of,
     stay_home,
 )
-from managedmem.torch._offload_plan import Later, Part, Plan, follow, make_plan
+from managedmem.torch._offload_plan import (
+    Later,
+    Part,
+    Plan,
+    follow,
+    make_plan,
+    sites_of_data,
+)
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_slices import SlicedPart
 from managedmem.torch._offload_together import roots_of
@@ -72,6 +79,7 @@ class DeviceLane:
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
+        self.data_hooks: list[RemovableHandle] = []
         self.frames: _Frames | None = None
         self.versions = Versions()
         self.places = Places(optimizer is not None)
@@ -112,10 +120,23 @@ class DeviceLane:
         self.target.wait()  # other streams use it too
         for site in plan.sites:
             self.hooks += self.announcer.attach(site)
+        self._watch_data(model, {id(p): p for p in (*self.plan.streamed, *plan.streamed)}.values())
         if is_first and self.frames is not None:
             self.announcer.start()
             for root in roots_of(model):
                 self.hooks += self.announcer.attach_rounds(root)
+
+    def _watch_data(self, model: nn.Module, streamed: Iterable[Part]) -> None:
+        """Look for writes through `data` in the calls of modules around the parts."""
+        for hook in self.data_hooks:
+            hook.remove()
+        self.data_hooks.clear()
+        for module, parts in sites_of_data(model, streamed):
+            groups = [self.groups[id(part)] for part in parts if id(part) in self.groups]
+            for group in groups:
+                group.is_below = True
+            if groups:
+                self.data_hooks += watch_data(self.announcer, module, groups)
 
     def _bring_home(self, plan: Plan) -> dict[int, tuple[_Slab, int]]:
         """The home of each streamed part by its id: memory with an offset."""
@@ -244,7 +265,7 @@ class DeviceLane:
         try:
             self._place(plan, model)
         except BaseException:
-            self._take_out(plan, moved, hooks)
+            self._take_out(plan, model, moved, hooks)
             if self._share is not None:
                 self._share.total -= nbytes
             raise
@@ -256,7 +277,7 @@ class DeviceLane:
         )
         return [*plan.resident, *plan.streamed]
 
-    def _take_out(self, plan: Plan, moved: int, hooks: int) -> None:
+    def _take_out(self, plan: Plan, model: nn.Module, moved: int, hooks: int) -> None:
         """Undo _place(), before which there were so many moved blocks and hooks."""
         for hook in self.hooks[hooks:]:
             hook.remove()
@@ -268,6 +289,7 @@ class DeviceLane:
             self.announcer.sliced.pop(id(part), None)
             self.places.drop(part)
             self.versions.drop(part)
+        self._watch_data(model, self.plan.streamed)
         if self.frames is not None and not self.plan.frames:
             self.frames.close()
             self.frames = self.announcer.frames = None
@@ -305,9 +327,10 @@ class DeviceLane:
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the frames."""
-        for hook in self.hooks:
+        for hook in (*self.hooks, *self.data_hooks):
             hook.remove()
         self.hooks.clear()
+        self.data_hooks.clear()
         self.announcer.stop()
         if self.frames is not None:
             with contextlib.suppress(CUDAError):
@@ -319,6 +342,8 @@ class DeviceLane:
         ]
         for part in framed:
             part.go_home(self.target.place)
+        for group in self.groups.values():
+            group.data.end()
         if self.final is None:
             self.final = self.numbers()
         if self.frames is not None:

@@ -208,7 +208,7 @@ class _Cutter:
             kept = [block for block in members if all(block is not each for each in small)]
             for mine, use, asked in self._together(kept):
                 part = Part(self.names[key], mine, self._is_written(mine[0]), use, asked)
-                part.is_unwatched = key in self.unwatched
+                part.is_unwatched = key in self.unwatched and not is_read_only
                 if use == "slices":
                     self._describe_slices(part)
                 streamed.append(part)
@@ -384,6 +384,53 @@ def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
         count = getattr(module, "num_experts", 0) if cubes else 0
         if isinstance(count, int) and count >= _MANY:
             yield from (parameter for parameter in cubes if parameter.shape[0] == count)
+
+
+def sites_of_data(model: nn.Module, parts: Iterable[Part]) -> list[tuple[nn.Module, list[Part]]]:
+    """The modules whose calls may write parameters below them through `data`, with these parts.
+
+    Adapters do so when they are merged, for instance.
+    """
+    part_of = {
+        id(t): part for part in parts for b in part.blocks for p in b.pieces for t in p.tensors
+    }
+    found = []
+    for module in model.modules():
+        kind: Any = type(module)
+        if _forward_names_data(kind):
+            mine = (part_of.get(id(p)) for p in module.parameters())
+            below = list({id(part): part for part in mine if part is not None}.values())
+            found += [(module, below)] if below else []
+    return found
+
+
+@cache
+def _forward_names_data(kind: Any) -> bool:
+    """True if `forward`, or a method that it names, reads an attribute `data`."""
+    seen: set[str] = set()
+    names = ["forward"]
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        method = getattr(kind, name, None)
+        method = method.fget if isinstance(method, property) else method
+        code = getattr(method, "__code__", None)
+        if code is None or getattr(method, "__module__", "").split(".")[0] == "torch":
+            continue
+        if _reads_data(code):
+            return True
+        names += _names_in(code)
+    return False
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The attributes that a function names, with those of functions nested in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
 
 
 @cache
