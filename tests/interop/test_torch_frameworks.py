@@ -8,7 +8,7 @@ import copy
 import pytest
 
 from constants import EMULATED
-from offloaded import assert_same_module, same
+from offloaded import assert_same_module
 from tensors import mt, torch
 
 transformers = pytest.importorskip("transformers")
@@ -22,6 +22,19 @@ pytestmark = [
 BUDGET = 96 << 10  # the model has 366 KiB
 TOKENS = 100
 CPU = EMULATED  # where torch has no kernels for the device
+
+
+def same(one, other):
+    """The same bits; on GPUs, kernels of attention and embeddings add in any order."""
+    return torch.equal(one, other) if EMULATED else torch.allclose(one, other, atol=1e-3)
+
+
+def assert_alike(model, reference):
+    if EMULATED:
+        assert_same_module(model, reference)
+    pairs = zip(model.named_parameters(), reference.named_parameters(), strict=True)
+    for (name, one), (_, other) in pairs:
+        assert same(one.detach().cpu(), other.detach().cpu()), name
 
 
 def llama():
@@ -55,7 +68,7 @@ def test_generate(on):
     with mt.offload(model, 0, budget=BUDGET) as handle:
         reference = llama().to(handle.device)
         for options in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
-            given = {"max_new_tokens": 6, "do_sample": False, **options}
+            given = {"max_new_tokens": 6, "do_sample": False, "disable_compile": True, **options}
             prompt = rows(2).to(handle.device)
             assert same(model.generate(prompt, **given), reference.generate(prompt, **given))
         assert handle.stats()["streamed"] > 0
@@ -75,6 +88,7 @@ def test_trainer(tmp_path):
             save_steps=2,
             disable_tqdm=True,
         )
+        arguments._n_gpu = min(1, arguments.n_gpu)  # of several it makes a DataParallel
         trainer = transformers.Trainer(
             model, arguments, train_dataset=examples(), optimizers=(optimizer, None)
         )
@@ -87,11 +101,11 @@ def test_trainer(tmp_path):
         loss = trained(model, optimizer)
         assert handle.stats()["streamed"] > 0
         reference = reference.to(handle.device)
-        assert loss == trained(reference, adamw(reference))
-        assert_same_module(model, reference)
+        assert loss == pytest.approx(trained(reference, adamw(reference)), rel=1e-4)
+        assert_alike(model, reference)
         # What it saved is what is there.
         saved = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-4")
-        assert_same_module(saved, copy.deepcopy(reference).cpu())
+        assert_alike(saved, copy.deepcopy(reference).cpu())
 
 
 def test_accelerate():
@@ -114,7 +128,7 @@ def test_accelerate():
         train(model, optimizer)
         reference = reference.to(handle.device)
         train(reference, adamw(reference))
-        assert_same_module(model, reference)
+        assert_alike(model, reference)
 
 
 def test_peft():
@@ -139,7 +153,7 @@ def test_peft():
         train(model, optimizer, handle.device)
         reference = reference.to(handle.device)
         train(reference, adamw(reference), handle.device)
-        assert_same_module(model, reference)
+        assert_alike(model, reference)
         # Parts with adapters are copied home after steps: the weights below never are.
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         assert handle.stats()["bytes_home"] < 4 * (trained + (64 << 10))
@@ -147,7 +161,7 @@ def test_peft():
             prompt = rows(2).to(handle.device)
             assert same(model(prompt).logits, reference(prompt).logits)
     merged, expected = model.merge_and_unload(), reference.merge_and_unload()
-    assert_same_module(merged, expected.cpu())
+    assert_alike(merged, expected.cpu())
 
 
 def test_adapters_that_come_and_go_while_a_model_is_offloaded(on):
@@ -168,7 +182,7 @@ def test_adapters_that_come_and_go_while_a_model_is_offloaded(on):
             handle.refresh()
             for _ in range(2):
                 assert same(each[0](prompt).logits, each[1](prompt).logits)
-    assert_same_module(model, reference)
+    assert_alike(model, reference)
 
 
 def test_diffusers(on):
@@ -212,7 +226,8 @@ def test_diffusers(on):
         names = {part.name.split(".")[0] for part in handle.explain()}
         assert names >= {"transformer", "vae"}
         assert handle.stats()["streamed"] > 0
-        assert (made == images(pipeline().to(handle.device), handle.device)).all()
+        expected = images(pipeline().to(handle.device), handle.device)
+        assert same(torch.from_numpy(made), torch.from_numpy(expected))
 
 
 def test_lightning(tmp_path):
@@ -250,4 +265,4 @@ def test_lightning(tmp_path):
         fit(task)
         assert handle.stats()["streamed"] > 0
     fit(reference)
-    assert_same_module(task.model, reference.model.cpu())
+    assert_alike(task.model, reference.model.cpu())
