@@ -65,6 +65,13 @@ GROUPS = {
         " through buffers, in step() or while the backward pass goes on.",
     ),
     "diffusion": group_of("diffusion", "A diffusion model", "Four steps of a UNet."),
+    "loading": group_of(
+        "loading",
+        "Weights of files",
+        "A file of safetensors in the page cache, read to where it can be used: to memory of the"
+        " host, or by load_model() to the page-locked memory from which offload() streams. The"
+        " memory is what the process has more at its height, beside the bytes of the file.",
+    ),
     "sets": group_of(
         "sets",
         "Loads of a WorkingSet",

@@ -32,6 +32,7 @@ FIGURES = {
     "mixture": [*GENERATION, "offload() itself", "loaded, a call", "taken"],
     "training": ["a step", "taken"],
     "diffusion": ["four steps", "offload() itself", "loaded, a call", "taken"],
+    "loading": ["reading", "host memory, most", "offload() afterwards", "taken"],
     "sets": ["a round", "taken"] * 2,
 }
 GIB = 1 << 30
