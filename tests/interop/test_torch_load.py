@@ -356,7 +356,7 @@ class TestOffload:
         def refuse(*_):
             raise AssertionError("something was copied home")
 
-        monkeypatch.setattr("managedmem.torch._offload.move_home", refuse)
+        monkeypatch.setattr("managedmem.torch._offload_lane.move_home", refuse)
 
     def test_copies_nothing_home(self, loaded, model, no_move):
         before = {name: value.data_ptr() for name, value in loaded.state_dict().items()}
