@@ -37,17 +37,21 @@ def assert_alike(model, reference):
         assert same(one.detach().cpu(), other.detach().cpu()), name
 
 
-def llama():
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+def llama_config(**options):
+    return transformers.LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
+        **options,
     )
-    return transformers.LlamaForCausalLM(config).eval()
+
+
+def llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(llama_config()).eval()
 
 
 def rows(count=8, length=12):
@@ -72,6 +76,22 @@ def test_generate(on):
             prompt = rows(2).to(handle.device)
             assert same(model.generate(prompt, **given), reference.generate(prompt, **given))
         assert handle.stats()["streamed"] > 0
+
+
+def test_weights_from_files(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    config = llama_config(tie_word_embeddings=True)
+    original = transformers.LlamaForCausalLM(config).eval()
+    original.save_pretrained(tmp_path)
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = transformers.LlamaForCausalLM(config).eval()
+    with pytest.raises(RuntimeError, match=r"lacks 'lm_head.weight'. If it is tied, call model.ti"):
+        mt.load_model(model, tmp_path)
+    model.tie_weights()
+    assert mt.load_model(model, tmp_path) == ([], [])
+    with mt.offload(model, 0, budget=BUDGET, read_only=True) as handle, torch.no_grad():
+        prompt = rows(2).to(handle.device)
+        assert same(model(prompt).logits, original.to(handle.device)(prompt).logits)
 
 
 def test_trainer(tmp_path):

@@ -302,6 +302,20 @@ class TestLoadModel:
         assert mt.load_model(made, tmp_path / "a.safetensors") == ([], [])
         assert_same_module(made, model)
 
+    def test_a_tied_parameter_that_is_not_tied_yet_is_told(self, file):
+        made = on_meta()
+        made.head.weight = nn.Parameter(made.head.weight.detach())
+        with pytest.raises(RuntimeError, match=r"lacks 'head.weight'\. strict=False ignores it"):
+            mt.load_model(made, file)
+        made.tie_weights = lambda: setattr(made.head, "weight", made.embedding.weight)
+        with pytest.raises(
+            RuntimeError, match=r"'\. If it is tied, call model\.tie_weights\(\) bef"
+        ):
+            mt.load_model(made, file)
+        made.tie_weights()
+        assert mt.load_model(made, file) == ([], [])
+        assert made.head.weight is made.embedding.weight
+
     def test_other_names_are_errors_or_told(self, model, tmp_path):
         state = model.state_dict()
         for name in ("blocks.0.scale", "blocks.1.first.bias"):

@@ -78,9 +78,10 @@ def load_model(
     strict : bool
         False lets the file lack tensors of the model, and have others.
 
-    The memory is in the order of the modules, so that offload() streams it where it lies. Tied
-    parameters stay tied; a file needs one of their names. The module's load_state_dict() takes the
-    tensors with assign=True: parameters are new objects, so make the optimizer afterwards.
+    The memory is in the order of the modules, so that offload() streams it where it lies.
+    Parameters that are tied when it is called, on the meta device too, stay tied; a file needs one
+    of their names. The module's load_state_dict() takes the tensors with assign=True: parameters
+    are new objects, so make the optimizer afterwards.
 
     Returns the names that the file lacks, and those that the model lacks. Raises RuntimeError for
     these if strict is true, and for other shapes, ValueError for a buffer on the meta device that
@@ -104,7 +105,8 @@ def load_model(
     sources = {key: next((n for n in names if n in entries), None) for key, names in tied.items()}
     missing = [tied[key][0] for key, source in sources.items() if source is None]
     unexpected = [name for name in entries if name not in state]
-    _check_names(missing, unexpected, strict)
+    if strict:
+        _check_names(model, missing, unexpected)
     wanted = {source: state[source] for source in sources.values() if source is not None}
     _check_shapes(wanted, entries)
     _check_buffers(model, state)
@@ -180,11 +182,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
-def _check_names(missing: list[str], unexpected: list[str], strict: bool) -> None:
+def _check_names(model: nn.Module, missing: list[str], unexpected: list[str]) -> None:
     problems = [f"the file lacks {_some(missing)}"] if missing else []
     problems += [f"the model lacks {_some(unexpected)}"] if unexpected else []
-    if strict and problems:
-        raise RuntimeError(f"load_model(): {'; '.join(problems)}. strict=False ignores it")
+    if not problems:
+        return
+    advice = "strict=False ignores it"
+    if missing and callable(getattr(model, "tie_weights", None)):
+        advice = f"If it is tied, call model.tie_weights() before load_model(); {advice}"
+    raise RuntimeError(f"load_model(): {'; '.join(problems)}. {advice}")
 
 
 def _check_shapes(wanted: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> None:
