@@ -14,7 +14,7 @@ import pytest
 
 import documents
 import managedmem
-from constants import IMMORTALIZES
+from constants import EMULATED, IMMORTALIZES
 from managedmem import _tune_report, emulator
 from package_names import public_names_of
 from programs import run_python
@@ -77,6 +77,27 @@ def test_results_behind_prompts_are_compared(tmp_path):
     documents.run(page)
     page.write_text(">>> 1 + 1\n3\n")
     with pytest.raises(documents.doctest.DocTestFailure):
+        documents.run(page)
+
+
+def test_output_that_a_page_shows_is_compared():
+    assert {
+        page.name: len(documents.printed(page)) for page in PAGES if documents.printed(page)
+    } == {
+        "plans.rst": 1,
+        "seeing.rst": 1,
+        "start.rst": 1,
+    }
+
+
+@pytest.mark.skipif(not EMULATED, reason="pages show what the emulated driver prints")
+def test_other_output_than_a_page_shows_is_an_error(tmp_path):
+    page = tmp_path / "page.rst"
+    text = "::\n\n    print('it took 3 ms')\n\nprints\n\n.. code-block:: text\n\n   it took 2 ms\n"
+    page.write_text(text)
+    documents.run(page)
+    page.write_text(text.replace("   it", "   It"))
+    with pytest.raises(AssertionError, match="line 2: it prints\nit took 3 ms"):
         documents.run(page)
 
 

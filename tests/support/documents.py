@@ -10,10 +10,16 @@ its own driver and runs in a process of its own), ``two_devices`` (skipped where
 ``torch`` or ``plot`` (skipped where torch, or matplotlib or pandas, is missing). Markdown writes it
 behind the language, ```` ```python notest ````; a page writes it as the option ``:class: notest``
 of ``.. code-block:: python``.
+
+A text block behind a Python block and the words "prints", or "prints with the emulated driver", is
+compared on that driver, except for durations and white space.
 """
 
+import contextlib
 import doctest
 import importlib.util
+import io
+import itertools
 import os
 import re
 import subprocess
@@ -40,6 +46,8 @@ _MARK = re.compile(r"[ ]+:class:[ ]+(\w+)$")
 _OPTION = re.compile(r"[ ]+:[\w-]+:")
 _LITERAL = re.compile(r"(?![ ]*\.\. ).*::$")
 _PROMPT = re.compile(r"[ ]*>>>( |$)")
+_PRINTS = re.compile(r"prints(?: with the emulated driver)?")
+_DURATION = re.compile(r"\d+(?:\.\d+)? (?:ns|us|ms|s)\b")
 
 
 class Block(NamedTuple):
@@ -155,15 +163,41 @@ def marks_that_run():
     return marks
 
 
+def printed(path):
+    """The text blocks of a document that show what a block prints, by the line of that block."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    found = blocks(path)
+    shown = {}
+    for block, text in itertools.pairwise(found):
+        between = lines[block.line + block.code.count("\n") : text.line]
+        words = [line.strip() for line in between if not _DIRECTIVE.fullmatch(line)]
+        if text.language == "text" and _PRINTS.fullmatch("".join(words)):
+            shown[block.line] = text.code
+    return shown
+
+
+def check_output(path, block, output, expected):
+    """Fail if a page shows another output."""
+    words = [_DURATION.sub("DURATION", text).split() for text in (output, expected)]
+    assert words[0] == words[1], f"{path}, line {block.line}: it prints\n{output}"
+
+
 def run(path):
     """Run the blocks that are marked for it, in order."""
+    import managedmem
+
     marks = marks_that_run()
+    shown = printed(path) if managedmem._managedmem._driver_info()["emulated"] else {}
     namespace = {"__name__": "__main__"}
     for block in python_blocks(path):
         if block.mark not in marks:
             continue
         if block.has_prompts:
             run_prompts(path, block, namespace)
+        elif block.line in shown:
+            with contextlib.redirect_stdout(io.StringIO()) as output:
+                exec(compiled(path, block), namespace)
+            check_output(path, block, output.getvalue(), shown[block.line])
         else:
             exec(compiled(path, block), namespace)
 
