@@ -167,6 +167,37 @@ class TestChanges:
         assert_same_module(model, twin)
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["step", "step in backward"])
+@pytest.mark.parametrize("order", ["group first", "refresh first", "after a pass"])
+def test_add_param_group_comes_before_or_after(order, early, on):
+    model = layers(on=on)
+    optimizer = optimizer_of(model)
+    with mt.offload(
+        model, DEVICE, budget=BUDGET, optimizer=optimizer, step_in_backward=early
+    ) as handle:
+        twin = plain(model, handle)
+        plain_optimizer = optimizer_of(twin)
+        for each in (model, twin):
+            adapters(each, 7, handle.device)
+        if order != "group first":
+            handle.refresh()
+        if order == "after a pass":
+            for each, its in ((model, optimizer), (twin, plain_optimizer)):
+                train(each, its, handle.device)
+                each.zero_grad()
+        for each, its in ((model, optimizer), (twin, plain_optimizer)):
+            new = [p for name, p in each.named_parameters() if ".down." in name or ".up." in name]
+            assert len(new) == 4
+            its.add_param_group({"params": new, "lr": 0.02})
+        if order == "group first":
+            handle.refresh()
+        train(model, optimizer, handle.device)
+        train(twin, plain_optimizer, handle.device)
+        assert_same_module(model, twin)
+        assert handle.stats()["failures"] == 0
+    assert_same_module(model, twin)
+
+
 class TestPlaces:
     def test_of_adapters_in_the_room_that_is_left(self, on):
         model = layers(on=on)

@@ -351,12 +351,13 @@ class Offload:
 
         Adapters, replaced layers, resized embeddings, and parameters that half(), to() or
         load_state_dict(assign=True) gave other memory. Until then, they stay where they are,
-        outside of the budget. Modules that have got parameters of others, as tied weights are,
-        announce their calls from now on. Nothing else moves: new parts are on the device if the
-        budget has room left, or else in the frames that there are, or at home if they are larger.
-        Parts of which the model has no parameter any more are not loaded again, and keep their
-        memory until remove(). After a change of most of the model, call remove() and offload()
-        instead.
+        outside of the budget; a UserWarning names a parameter of a streamed part that has other
+        memory. The optimizer's add_param_group() may come before or after. Modules that have got
+        parameters of others, as tied weights are, announce their calls from now on. Nothing else
+        moves: new parts are on the device if the budget has room left, or else in the frames that
+        there are, or at home if they are larger. Parts of which the model has no parameter any more
+        are not loaded again, and keep their memory until remove(). After a change of most of the
+        model, call remove() and offload() instead.
 
         Does nothing if nothing has changed. Raises the errors of offload(), after which everything
         can be used where it is, and refresh() can be called again; RuntimeError after remove(), or
