@@ -7,6 +7,7 @@ ManagedWorkingSet prefetches managed memory, which keeps its address.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -274,6 +275,7 @@ class WorkingSet(_GroupSet[FramedGroup]):
 
     def __init__(self, budget: SupportsIndex | str, device: Any = None) -> None:
         super().__init__(read_budget(budget), Device(device), False)
+        self._has_warned = False  # of a group that is larger than the budget
 
     @property
     def budget(self) -> int:
@@ -295,7 +297,8 @@ class WorkingSet(_GroupSet[FramedGroup]):
         name : str, optional
             For messages and repr.
 
-        Returns the group. The device uses a group larger than the budget at home, over the bus.
+        Returns the group. The device uses a group larger than the budget at home, over the bus: a
+        UserWarning tells of the first one. Add a large array in parts, such as its rows.
 
         Raises TypeError and ValueError for bad arguments, RuntimeError for a closed set or buffer,
         MemoryError if the host lacks the memory, CUDAError if it cannot be page-locked; then
@@ -305,12 +308,24 @@ class WorkingSet(_GroupSet[FramedGroup]):
         self._open()
         group = FramedGroup(self, _checked_name(name), _checked_access(access))
         group._home = home = _home_of(arrays, self._device)
+        self._warn_of_size(home.nbytes)
         if not home.nbytes:
             return self._added(group, lambda frames: None)
         return self._added(
             group,
             lambda frames: frames.add(home.slab.handle, home.nbytes, access, group._numbers),
         )
+
+    def _warn_of_size(self, nbytes: int) -> None:
+        """Called before a group is listed, so that nothing is added where warnings are errors."""
+        if nbytes > self._room and not self._has_warned:
+            warnings.warn(
+                f"a group of {nbytes:,} bytes exceeds the budget of {self._room:,}: the device "
+                "uses it at home, over the bus. Add it in parts, as in [working.add(row) for row "
+                "in array], or give a larger budget",
+                stacklevel=3,
+            )
+            self._has_warned = True
 
     def __repr__(self) -> str:
         return self._described("budget")

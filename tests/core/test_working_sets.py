@@ -497,7 +497,8 @@ class TestUses:
             assert use.is_resident
 
     def test_a_group_larger_than_the_budget(self, working, stream):
-        group = working.add({n: layer(n) for n in range(5)}, "write")
+        with pytest.warns(UserWarning, match="exceeds the budget"):
+            group = working.add({n: layer(n) for n in range(5)}, "write")
         for turn in range(3):
             with group.use(stream=stream) as use:
                 assert not use.is_resident and not group.is_resident
@@ -508,6 +509,18 @@ class TestUses:
         stats = working.stats()
         assert (stats.acquired, stats.hits, stats.mapped, stats.loads) == (4, 0, 4, 0)
         assert working.nbytes == 0 and stats.failures == 0
+
+    def test_the_first_group_larger_than_the_budget_is_told(self, working):
+        words = f"a group of {5 * SIZE:,} bytes exceeds the budget of {4 * SIZE:,}: .* in parts"
+        working.add(layer(0, 4 * SIZE))
+        for _ in range(2):
+            with pytest.raises(UserWarning, match=words):  # warnings are errors in tests
+                working.add(layer(0, 5 * SIZE))
+            assert len(working) == 1
+        with pytest.warns(UserWarning, match=words) as told:
+            working.add(layer(0, 5 * SIZE))
+            working.add(layer(0, 6 * SIZE))
+        assert (len(told), len(working), told[0].filename) == (1, 3, __file__)
 
     def test_is_resident(self, working, groups, stream):
         assert not groups[0].is_resident

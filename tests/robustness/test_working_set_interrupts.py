@@ -247,6 +247,7 @@ def test_a_failure_beside_a_host_function_that_drops_an_array(stream):
         working.remove(group)
 
 
+@pytest.mark.filterwarnings("ignore:a group of .* exceeds the budget")
 @pytest.mark.parametrize("bad", ["text", 1.5])
 def test_a_bad_stream_of_a_use_at_home(stream, bad):
     with WorkingSet(4 * PAGE, Device(0)) as working:

@@ -357,7 +357,7 @@ ends = []
 for delay in range(60):
     whole = managedmem.empty(64 * SIZE)
     end, added = weakref.ref(whole), []
-    working, about_to_add = {kind}(SIZE, Device(0)), threading.Event()
+    working, about_to_add = {kind}(64 * SIZE, Device(0)), threading.Event()
 
     def add(targets):
         about_to_add.set()

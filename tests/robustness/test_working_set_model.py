@@ -277,6 +277,7 @@ class Program:
             self.check_home(member)
 
 
+@pytest.mark.filterwarnings("ignore:a group of .* exceeds the budget")
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_programs(seed):
     program = Program(seed)
