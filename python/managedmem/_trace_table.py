@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 24
 """A table has at most so many memories; the others share a row."""
+NOTHING = "No managed memory was seen; ordinary device memory is not traced."
+"""The note of a table that is empty because the program has no managed memory."""
 
 
 def share_text(part: int, whole: int) -> str:
@@ -113,8 +115,10 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def notes(part: TraceView) -> list[str]:
-    """The paragraphs below the table: lost events, and findings."""
+    """The paragraphs below the table: lost events, no memory at all, and findings."""
     notes = [wrapped(f"note: {text}") for text in part.problems]
+    if not part.memories and len(rows_of(part)) == 1:
+        notes.append(NOTHING)
     for finding in findings_of(part):
         indent = " " * 4
         lines = [wrapped(finding.observation, later=indent)]

@@ -112,6 +112,18 @@ def test_table_of_nothing(traced):
     ]
 
 
+def test_table_without_managed_memory_says_so(traced):
+    trace, note = (
+        traced(Canned()),
+        "No managed memory was seen; ordinary device memory is not traced.",
+    )
+    assert str(trace).endswith(f"0       0\n\n{note}")
+    assert note in trace._repr_html_()
+    canned = Canned()
+    canned.move(canned.memory("a", 4096), 4096, "to_device")
+    assert note not in str(traced(canned))
+
+
 def test_table_says_what_is_missing(traced):
     canned = Canned(lost=1234, rejected=1, fault_overflows=2, truncated=True, waited=False)
     trace = traced(canned)
