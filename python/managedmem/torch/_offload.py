@@ -95,8 +95,9 @@ def offload(
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
         room live on the host; each step looks at its groups and at requires_grad. Without an
-        optimizer, parameters are taken for memory that is only read, and gradients and state are
-        not in the budget. A UserWarning tells of the first gradient of a streamed parameter.
+        optimizer, no copies home are planned, but writes that torch counts are copied home;
+        gradients and state are not in the budget, and a UserWarning tells of the first gradient of
+        a streamed parameter.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole; a ModuleList or ModuleDict stands for its members. By
         default these are submodules without submodules, and others of at most 64 MiB and a quarter
