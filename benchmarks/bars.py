@@ -20,7 +20,7 @@ NAMES = {
     "diffusers leaf": "diffusers, by leaf",
     "accelerate": "accelerate",
 }
-WIDTH, LEFT, RIGHT, STEP, TOP = 480, 8, 90, 54, 62
+WIDTH, LEFT, RIGHT, STEP, TOP = 480, 8, 90, 54, 80
 STYLE = """
 text { font: 15px system-ui, sans-serif; fill: #1f2328 }
 .small { font-size: 13px }
@@ -52,6 +52,7 @@ def picture(results: Report) -> str:
         f'<text x="{LEFT}" y="20">A Llama of 6.8 GB on one GPU, with a budget of 2 GiB</text>',
         f'<text class="small" x="{LEFT}" y="42"><tspan class="time">■</tspan> time of a token '
         f'<tspan class="memory">■</tspan> GPU memory taken ({card})</text>',
+        f'<text class="small" x="{LEFT}" y="60">▸ goes beyond the picture</text>',
     ]
     for i, (key, name) in enumerate(NAMES.items()):
         y = TOP + i * STEP

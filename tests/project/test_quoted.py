@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import quoted
+from benchmarks import bars, quoted
 from benchmarks.measure import Result, Row
 from benchmarks.report import Report
 from paths import ROOT
@@ -97,3 +97,9 @@ def test_each_page_of_tables_is_what_its_file_gives(page):
 
     text = command.text_of(command.read([page], []))
     assert without_spaces(text) in without_spaces(page.with_suffix(".md").read_text("utf-8"))
+
+
+def test_the_picture_of_language_models_is_of_its_results():
+    drawn = (RESULTS / "language.svg").read_text("utf-8")
+    assert drawn == bars.picture(command.read([RESULTS / "h100-2026-11-26.json"], []))
+    assert "1,533 ms ▸</text>" in drawn and ">▸ goes beyond the picture</text>" in drawn
