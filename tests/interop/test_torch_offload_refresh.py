@@ -16,6 +16,7 @@ from tensors import gpu_only, mt, torch
 DEVICE = 0
 WIDTH = 64
 BUDGET = 4 * LAYER
+STEP = "managedmem.torch._offload_optimizer.SplitStep"
 
 
 class Adapted(nn.Module):
@@ -436,6 +437,28 @@ class TestErrors:
                 assert same(model(batch(handle)), twin(batch(handle)))
             assert hooks_of(model) == 0
         assert nth > 10
+
+    def test_an_interrupt_before_the_step_knows_the_parts(self, on, monkeypatch):
+        model = layers(on=on)
+        optimizer = optimizer_of(model)
+        with mt.offload(model, DEVICE, budget=BUDGET, optimizer=optimizer) as handle:
+            twin = plain(model, handle)
+            plain_optimizer = optimizer_of(twin)
+            new_layers(model, 0, handle.device)
+            new_layers(twin, 0, handle.device)
+            set_parameters(optimizer, model)
+            set_parameters(plain_optimizer, twin)
+
+            def interrupted(step, part):
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(f"{STEP}._note_size", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                handle.refresh()
+            train(model, optimizer, handle.device)
+            train(twin, plain_optimizer, handle.device)
+            assert_same_module(model, twin)
 
 
 @gpu_only

@@ -293,7 +293,6 @@ class SplitStep:
         seen = every, [lane.share.divisions for lane in self.lanes]
         if seen == self._seen:
             return
-        self._seen = seen
         index = {key: i for i, key in enumerate(every)}
         parts: list[StepPart] = []
         for lane in self.lanes:
@@ -311,6 +310,7 @@ class SplitStep:
             self._note_size(part)
         self.ever.update((id(part), part) for part in parts)
         self.known = {id(p) for part in parts for p in part.parameters}
+        self._seen = seen  # only now: after an interrupt, the next step follows again
 
     def _divide_room(self, lane: Lane, parts: list[StepPart]) -> None:
         """Give the ring its share of the remaining budget, and state the rest."""
