@@ -170,3 +170,12 @@ def test_any_word_is_a_name(name, on):
         handle.refresh()
         with torch.no_grad():
             assert same(one(batch(handle)), plain(one, handle)(batch(handle)))
+
+
+def test_parametrized_modules_can_be_copied_before_their_first_call(on):
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)).to(on)
+    with mt.offload([model, layers(2, on=on)], DEVICE, budget=2 * LAYER) as handle:
+        twin = copy.deepcopy(model)
+        assert mt.Offload.of(twin) is None
+        with torch.no_grad():
+            assert same(model(batch(handle)), twin.to(handle.device)(batch(handle)))

@@ -413,6 +413,10 @@ class _FirstCall:
         self.watch = watch
         self.model = weakref.ref(model)
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        # Most modules leave it out of their copies, but not parametrized ones.
+        return type(None), ()
+
     def __call__(self, *given: Any, **named: Any) -> Any:
         model = self.model()
         if torch.compiler.is_compiling() and model is not None:
