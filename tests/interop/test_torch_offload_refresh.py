@@ -360,6 +360,26 @@ class TestUsers:
             handle.refresh()
             assert "4" not in handle.coverage
 
+    @pytest.mark.filterwarnings("error")
+    def test_blocks_stay_what_calls_announce(self, on):
+        class Pair(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x):
+                return nn.functional.linear(self.a(x), self.b.weight, self.b.bias)
+
+        model = nn.Sequential(*[Pair() for _ in range(4)]).to(on)
+        budget = 3 * LAYER
+        with mt.offload(model, DEVICE, budget=budget, blocks=["0", "1", "2", "3"]) as handle:
+            model[2].b.weight = fresh(0, on).weight
+            handle.refresh()
+            with torch.no_grad():
+                twin = plain(model, handle)
+                assert same(model(batch(handle)), twin(batch(handle)))
+            assert {c.bus_bytes for c in handle.coverage.values()} == {0}
+
 
 class TestErrors:
     def test_after_remove(self, on):

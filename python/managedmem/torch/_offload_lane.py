@@ -6,6 +6,7 @@ Owns the order in which tensors move, in both directions.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Container, Iterable, Iterator
 
 import torch
@@ -65,6 +66,8 @@ class DeviceLane:
         self.name = name  # of the submodule on this device
         self.budget = budget
         self.read_only = read_only
+        # The modules that the caller wants as parts.
+        self._chosen = weakref.WeakSet(m for m in model.modules() if id(m) in chosen)
         all_blocks = _blocks(found, target.place)
         total = sum(size_of(block) for block in all_blocks)
         self.room = budget  # for parameters
@@ -238,13 +241,16 @@ class DeviceLane:
                 self.versions.watch(part)
         self.places.leave_out(gone)
         self.versions.leave_out(gone)
-        new = follow(model, self.plan, self.room)
+        new = follow(model, self.plan, self.room, self._chosen_ids())
         self.plan.sites += new
         for site in new:
             self.hooks += self.announcer.attach(site)
         left = {id(part) for part, tensors in self._left() if {id(t) for t in tensors} <= gone}
         watch.forget(left)
         self.watch(watch, left)
+
+    def _chosen_ids(self) -> dict[int, str]:
+        return {id(module): "" for module in self._chosen}
 
     def take_in(self, model: nn.Module, found: Found) -> list[Part]:
         """Give new tensors a place in what the budget has left, and return their parts.
@@ -260,7 +266,9 @@ class DeviceLane:
             self.room = self._share.take_in([t for _, t in found], nbytes, taken)
         every = new + [block for part in mine.resident + mine.streamed for block in part.blocks]
         later = Later(new, max(0, self.room - taken), mine.frames)
-        plan = make_plan(model, every, self._written(), self.room, {}, {}, self.read_only, later)
+        plan = make_plan(
+            model, every, self._written(), self.room, self._chosen_ids(), {}, self.read_only, later
+        )
         moved, hooks = len(self.moved), len(self.hooks)
         try:
             self._place(plan, model)

@@ -118,7 +118,7 @@ def make_plan(
     return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only, later)
 
 
-def follow(model: nn.Module, plan: Plan, budget: int) -> list[Site]:
+def follow(model: nn.Module, plan: Plan, budget: int, chosen: dict[int, str]) -> list[Site]:
     """Let the sites of a plan have the parts that their modules use now.
 
     Returns sites for other modules that use parts of the plan.
@@ -126,7 +126,7 @@ def follow(model: nn.Module, plan: Plan, budget: int) -> list[Site]:
     parts = plan.streamed + plan.resident
     announced = [part for part in parts if part.use != "rows" and part.reason not in _UNHOOKED]
     part_of = {key: part for part in announced for key in blocks_of_tensors(part.blocks)}
-    cutter = _Cutter(model, [b for part in parts for b in part.blocks], set(), budget, {}, {})
+    cutter = _Cutter(model, [b for part in parts for b in part.blocks], set(), budget, chosen, {})
     covered, around = cutter.roots(), containing(model)
     sites = {id(site.module): site for site in plan.sites}
     holders: dict[int, list[Site]] = {}  # by the id of a part
