@@ -240,7 +240,7 @@ def test_addresses_are_those_of_the_repository_that_publishes(tmp_path):
     assert f"Project-URL: Homepage, {home}\n" in published
     assert f"Project-URL: Issues, {home}/issues\n" in published
     targets = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", published)
-    assert len(targets) >= 20
+    assert len(targets) >= 12
     for picture, target in targets:
         assert target.startswith(f"{home}/{'raw' if picture else 'blob'}/main/"), target
         assert (ROOT / target.partition("/main/")[2]).exists()

@@ -383,5 +383,5 @@ def test_examples_stay_short() -> None:
     assert lengths["digits.py"] < 120
     assert lengths["pipeline.py"] < 120
     assert lengths["pipeline_peers.py"] < 120
-    assert lengths["distributed.py"] < 200  # both ways of training
+    assert lengths["distributed.py"] < 240  # three ways of training
     assert lengths["offload.py"] < 140
