@@ -9,6 +9,7 @@ import ctypes
 import gc
 import mmap
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -758,3 +759,16 @@ class TestRepr:
         with emulator.recording() as calls:
             assert repr(buf).startswith("<ManagedBuffer shape=")
         assert calls == []
+
+
+def test_a_type_that_numpy_lacks_is_kept_by_its_arrays_alone(buf, monkeypatch):
+    np = pytest.importorskip("numpy", reason="needs NumPy")
+    kind = np.dtype([("bits", "u2")])
+    monkeypatch.setitem(sys.modules, "ml_dtypes", SimpleNamespace(bfloat16=kind))
+    before = sys.getrefcount(kind)
+    with DeviceMemoryResource(0) as pool, pool.allocate(64) as plain:
+        for _ in range(10):
+            assert buf.view("bfloat16").numpy().dtype == kind
+            with pytest.raises(ValueError, match="plain device memory"):
+                plain.view("bfloat16").numpy()
+    assert sys.getrefcount(kind) == before

@@ -91,3 +91,15 @@ def test_touches_no_page():
             assert is_managed(CudaArray(buffer))
         assert {call.name for call in calls} == {"cuPointerGetAttributes"}
         assert emulator.residency(buffer) is None
+
+
+@pytest.mark.emulator_only
+def test_asks_once_for_memory_of_one_allocation(buf):
+    from managedmem import emulator
+
+    plain = ctypes.create_string_buffer(PAGE)
+    foreign = ManagedBuffer.from_handle(ctypes.addressof(plain), PAGE)
+    for each in (buf, foreign):
+        with emulator.recording() as calls:
+            is_managed(each)
+        assert [call.name for call in calls] == ["cuPointerGetAttributes"]

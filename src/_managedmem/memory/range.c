@@ -59,7 +59,8 @@ mm_range_is_managed(mm_driver *cu, mm_range range, bool *managed, mm_status *st)
             return -1;
         }
         next = attributes.start + attributes.size;
-        *managed = attributes.managed && next > range.start;
+        *managed = attributes.managed;
+        assert(!*managed || next > range.start);
     } while (*managed && next < end);
     return 0;
 }

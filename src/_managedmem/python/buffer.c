@@ -319,7 +319,7 @@ mm_buffer_is_managed(mm_buffer *b, bool *managed)
         return -1;
     }
     *managed = attributes.managed != 0;
-    if (!*managed || b->size == 0 || mm_range_end(range) <= attributes.start + attributes.size) {
+    if (!*managed || mm_range_end(range) <= attributes.start + attributes.size) {
         return 0; /* the usual buffer, in one allocation */
     }
     if (!mm_guard_enter(&b->memory->guard)) { /* raced */
