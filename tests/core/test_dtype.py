@@ -3,6 +3,7 @@
 import collections
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,14 @@ def equal(one, other):
     assert answers == {not unequal for unequal in (one != other, other != one)}
     (answer,) = answers
     return answer
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [("<V2", "bfloat16"), ("<f1", "float8_e5m2"), ("|V1", "float8_e4m3fn")]
+)
+def test_types_as_ml_dtypes_makes_them_are_read_by_name(code, name):
+    with managedmem.empty(3, SimpleNamespace(str=code, name=name)) as buffer:
+        assert buffer.dtype == name
 
 
 class TestComparing:
