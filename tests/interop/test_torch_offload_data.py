@@ -159,6 +159,21 @@ def test_the_class_of_a_parameter_is_its_own_outside_of_calls(on):
     assert len(seen) == 2
 
 
+def test_a_parameter_that_left_the_model_is_left_alone(on):
+    model, seen = adapted(on), []
+    with mt.offload(model, DEVICE, budget=BUDGET) as handle, torch.no_grad():
+        old = model[2].inner.weight
+        model[2].inner.weight = nn.Parameter(torch.ones(WIDTH, WIDTH, device=old.device))
+        old.data = torch.zeros(3, device=old.device)  # for something else
+        handle.refresh()
+        model[2].inner.register_forward_pre_hook(
+            lambda m, _: seen.append((type(old), type(m.bias)))
+        )
+        list(loops(model, handle, 2))
+    assert [one is nn.Parameter for one, _ in seen] == [True, True]
+    assert [other is nn.Parameter for _, other in seen] == [False, False]  # as it is watched
+
+
 def test_a_copy_in_a_call_is_plain(on):
     class Copying(Direct):
         def forward(self, x):

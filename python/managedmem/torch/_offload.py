@@ -10,7 +10,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -38,6 +37,7 @@ from managedmem.torch._offload_backward_step import (
 from managedmem.torch._offload_children import Claim, check_children, check_claims
 from managedmem.torch._offload_choice import TOO_LARGE, Place
 from managedmem.torch._offload_compiled import drop_compiled
+from managedmem.torch._offload_copies import Handle
 from managedmem.torch._offload_coverage import Coverage, Watch
 from managedmem.torch._offload_explain import Explanation, PartPlace
 from managedmem.torch._offload_frames import can_move_storages
@@ -185,7 +185,7 @@ def _name(part: Part) -> str:
     return f"{name} ({shared} parameters in one storage)" if shared > 1 else name
 
 
-class Offload:
+class Offload(Handle):
     """The handle of an offloaded module, which offload() returns.
 
     A context manager: the end of the block calls remove(). The module keeps its handle:
@@ -611,21 +611,6 @@ class Offload:
         """Refused uses, gradients and state without a place at home, scratches without memory."""
         step = self._step.failures if self._step is not None else 0
         return self._lost + step + sum(home.failures for home in self._gradients)
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # A module that keeps its handle can be copied and pickled, as a plain module.
-        return type(None), ()
-
-    def __enter__(self) -> Offload:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._remove()
 
     def __repr__(self) -> str:
         devices = ", ".join(str(lane.target.device) for lane in self._lanes)

@@ -1,8 +1,13 @@
-"""Replaces the hooks of offload() in a copy or a pickle of a module, and does nothing."""
+"""What stands for hooks, handles and watched parameters in copies and pickles of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
 
 
 def inert() -> Callable[..., None]:
@@ -11,3 +16,32 @@ def inert() -> Callable[..., None]:
 
 def do_nothing(*arguments: object) -> None:
     """The hook of a copied module or parameter."""
+
+
+def plain_copy(parameter: Tensor, memo: dict[int, Any]) -> nn.Parameter:
+    """A deep copy of a parameter whose class was changed for a call."""
+    if id(parameter) not in memo:
+        copied = parameter.detach().clone(memory_format=torch.preserve_format)
+        memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
+    return cast(nn.Parameter, memo[id(parameter)])
+
+
+class Handle:
+    """A context manager that a module or optimizer keeps. Copies of these are plain."""
+
+    def _remove(self) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove()

@@ -206,6 +206,7 @@ class FramedPart:
             is_written = self._count_writes() != self.writes
             self.tensors = [t for t in tensors if not t.is_inference()]
             self.writes = self._count_writes() - is_written
+            self.data.keep(tensors)
 
     def show_data(self) -> None:
         """Begin a call that may write the part through `data`."""

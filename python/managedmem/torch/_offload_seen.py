@@ -10,8 +10,9 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
+
+from managedmem.torch._offload_copies import plain_copy
 
 # By the ids of parameters. Weak, as a call that Ctrl-C has ended may be open for long.
 _watches: weakref.WeakValueDictionary[int, DataWatch] = weakref.WeakValueDictionary()
@@ -32,10 +33,7 @@ class WatchedParameter(nn.Parameter):
         Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        if id(self) not in memo:
-            copied = self.detach().clone(memory_format=torch.preserve_format)
-            memo[id(self)] = nn.Parameter(copied, self.requires_grad)
-        return cast(nn.Parameter, memo[id(self)])
+        return plain_copy(self, memo)
 
 
 class DataWatch:
@@ -51,6 +49,14 @@ class DataWatch:
         """False if writes may be unseen: of other classes, or through a `data` that was kept."""
         kinds = (nn.Parameter, WatchedParameter)
         return not self.was_read and all(type(each) in kinds for each in self.parameters)
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Watch only parameters that are among these."""
+        wanted = set(map(id, tensors))
+        for parameter in self.parameters:
+            if id(parameter) not in wanted:
+                _unwatch(parameter)
+        self.parameters = [each for each in self.parameters if id(each) in wanted]
 
     def show(self) -> None:
         """Begin a use."""
@@ -70,6 +76,11 @@ class DataWatch:
         """Let the parameters be of their own class."""
         self.uses = 0
         for parameter in self.parameters:
-            _watches.pop(id(parameter), None)
-            if type(parameter) is WatchedParameter:
-                parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            _unwatch(parameter)
+
+
+def _unwatch(parameter: Tensor) -> None:
+    """Let a parameter be of its own class."""
+    _watches.pop(id(parameter), None)
+    if type(parameter) is WatchedParameter:
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]

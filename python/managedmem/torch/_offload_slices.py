@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from managedmem._managedmem import _Frames, _Slab
+from managedmem.torch._offload_copies import plain_copy
 from managedmem.torch._offload_frames import FramedPart, FrameUse, Span, end_use
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part
@@ -42,11 +43,7 @@ class SlicedParameter(nn.Parameter):
         return super().__getitem__(index) if slices is None else slices
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        if id(self) not in memo:
-            data = self.data.clone(memory_format=torch.preserve_format)
-            memo[id(self)] = nn.Parameter(data, self.requires_grad)
-        copied: nn.Parameter = memo[id(self)]
-        return copied
+        return plain_copy(self, memo)
 
 
 @dataclass(frozen=True, slots=True)

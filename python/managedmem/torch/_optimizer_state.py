@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from types import TracebackType
 
 import torch
 from torch import Tensor, optim
@@ -18,6 +17,7 @@ from managedmem import Device
 from managedmem._limits import read_budget
 from managedmem.torch._offload_arguments import checked_optimizer, parameters_of, target_of
 from managedmem.torch._offload_children import holder_of
+from managedmem.torch._offload_copies import Handle
 from managedmem.torch._offload_optimizer import SplitStep, can_split
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_room import left_free
@@ -185,7 +185,7 @@ class _Lane:
 # --- the handle ---------------------------------------------------------------------------
 
 
-class OffloadedOptimizer:
+class OffloadedOptimizer(Handle):
     """The handle of an optimizer whose state is offloaded, which offload_optimizer() returns.
 
     A context manager: the end of the block calls remove(). The optimizer keeps its handle, and
@@ -233,6 +233,9 @@ class OffloadedOptimizer:
         CUDAOutOfMemoryError or torch's OutOfMemoryError; the state can be used where it is, and
         remove() can be called again. Driver: cuMemcpyAsync, cuCtxSynchronize, cuMemHostUnregister.
         """
+        self._remove()
+
+    def _remove(self) -> None:
         if not self._removing.acquire(blocking=False):
             return
         try:
@@ -263,21 +266,6 @@ class OffloadedOptimizer:
             "state_on_device": sum(tensor.nbytes for tensor in state) - on_host,
             "failures": self._step.failures,
         }
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # An optimizer that keeps its handle can be copied and pickled, as a plain one.
-        return type(None), ()
-
-    def __enter__(self) -> OffloadedOptimizer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.remove()
 
     def __repr__(self) -> str:
         start = f"<offloaded state of {self._kind}"
