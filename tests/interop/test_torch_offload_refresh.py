@@ -73,7 +73,7 @@ def other_parameters_over_the_same_memory(model, seed, place):
 
 def assigned(model, seed, place):
     torch.manual_seed(seed)
-    state = {name: torch.rand_like(t, device=place) for name, t in model.state_dict().items()}
+    state = {name: torch.rand(t.shape).to(place) for name, t in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
 
 
@@ -83,7 +83,7 @@ def fewer_layers(model, seed, place):
 
 def buffers(model, seed, place):
     torch.manual_seed(seed)
-    model[2].register_buffer("seen", torch.rand(WIDTH, device=place))
+    model[2].register_buffer("seen", torch.rand(WIDTH).to(place))
 
 
 CHANGES = [
@@ -163,9 +163,10 @@ class TestChanges:
                 assert_same_module(model, twin)
             assert handle.stats()["failures"] == 0
         assert_same_module(model, twin)
-        train(model, optimizer, on)
-        train(twin, plain_optimizer, handle.device)
-        assert_same_module(model, twin)
+        if torch.device(on).type == handle.device.type:  # else what is new is on the device still
+            train(model, optimizer, on)
+            train(twin, plain_optimizer, handle.device)
+            assert_same_module(model, twin)
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["step", "step in backward"])
