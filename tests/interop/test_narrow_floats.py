@@ -1,12 +1,12 @@
 """Buffers of bfloat16 and the 8-bit floats: names, DLPack, torch, ml_dtypes, contents."""
 
 import gc
+import io
 
 import pytest
 
 import managedmem
 from constants import PAGE
-from contents import contents
 from dlpack import capsule_struct
 from identifiers import label
 from managedmem import Device, WorkingSet
@@ -43,6 +43,10 @@ def itemsize(name):
     return 2 if name == "bfloat16" else 1
 
 
+def contents(buffer):
+    return bytes(buffer.view("uint8"))
+
+
 class TestBuffer:
     @every_name
     def test_has_type_and_size(self, name):
@@ -65,14 +69,20 @@ class TestBuffer:
                 del capsule
 
     @every_name
-    def test_is_plain_bytes_in_other_protocols(self, name):
+    def test_is_plain_bytes_in_the_array_interface(self, name):
         with managedmem.zeros(3, name) as buffer:
             typestr = buffer.__cuda_array_interface__["typestr"]
             assert typestr[1:] == f"V{itemsize(name)}"
-            with memoryview(buffer) as view:
-                assert (view.itemsize, view.nbytes) == (itemsize(name), buffer.nbytes)
-                assert view.format == f"{itemsize(name)}s"
-            assert bytes(buffer) == bytes(buffer.nbytes)
+
+    @every_name
+    def test_has_no_format_in_the_buffer_protocol(self, name):
+        bits = f"uint{8 * itemsize(name)}"
+        words = rf'no format for {name}: use buf.numpy\(\), .* buf.view\("{bits}"\)'
+        with managedmem.zeros(3, name) as buffer:
+            with pytest.raises(BufferError, match=words):
+                memoryview(buffer)
+            with io.BytesIO() as file:  # asks for bytes without a format
+                assert file.write(buffer) == buffer.nbytes
 
     @every_name
     def test_of_zeros_needs_no_library(self, name):
@@ -84,7 +94,7 @@ class TestBuffer:
             from managedmem import Device
             for place in (None, Device(0)):
                 buffer = managedmem.zeros(70001, {name!r}, prefetch=place)
-                print(any(bytes(buffer)), buffer.copy_to().dtype)
+                print(any(bytes(buffer.view("uint8"))), buffer.copy_to().dtype)
             """
         )
         assert done.stdout == f"False {name}\n" * 2
@@ -135,6 +145,22 @@ class TestNumPy:
             del array
             gc.collect()
 
+    @every_name
+    def test_gives_arrays_to_numpy(self, name, ml_dtypes):
+        numpy = pytest.importorskip("numpy")
+        kind = getattr(ml_dtypes, name)
+        with managedmem.full((2, 3), 2.0, name) as buffer:
+            for array in (numpy.asarray(buffer), numpy.array(buffer)):
+                assert (array.dtype, array.shape) == (kind, (2, 3))
+                assert (array == kind(2)).all()
+            assert numpy.asarray(buffer).ctypes.data == buffer.handle
+            assert numpy.array(buffer).ctypes.data != buffer.handle
+            assert numpy.asarray(buffer, "float32").tolist() == [[2.0] * 3] * 2
+            with pytest.raises(ValueError, match="copy"):
+                buffer.__array__("float32", copy=False)
+            array = None
+            gc.collect()
+
     def test_says_what_to_install(self):
         done = run_python(
             """
@@ -144,6 +170,7 @@ class TestNumPy:
             buffer = managedmem.zeros(4, "bfloat16")
             for use in (
                 buffer.numpy,
+                buffer.__array__,
                 lambda: managedmem.full(1, 1, "bfloat16"),
                 lambda: managedmem.asarray([1], "bfloat16"),
             ):
@@ -156,7 +183,7 @@ class TestNumPy:
         (line,) = {*done.stdout.splitlines()}
         assert "pip install ml_dtypes" in line
         assert 'buf.view("uint16").numpy()' in line
-        assert done.stdout.count("\n") == 3
+        assert done.stdout.count("\n") == 4
 
 
 class TestTorch:

@@ -108,47 +108,6 @@ import_numpy(void)
     return numpy;
 }
 
-/* numpy.array(view, ...) of a memoryview made here: NumPy drops the error of a buffer that refuses
- * a view, and makes an array of one object instead. */
-static PyObject *
-array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
-{
-    PyObject *view = PyMemoryView_FromObject(op);
-    PyObject *make = view ? PyObject_GetAttrString(numpy, "array") : NULL;
-    PyObject *args = make ? PyTuple_Pack(1, view) : NULL;
-    PyObject *kwargs = args ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "copy", copy) : NULL;
-    PyObject *array = kwargs ? PyObject_Call(make, args, kwargs) : NULL;
-
-    Py_XDECREF(view);
-    Py_XDECREF(make);
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
-    return array;
-}
-
-const char mm_buffer_array_doc[] =
-    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
-    "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
-    "\n"
-    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
-    "closed, BufferError for memory that the host cannot reach. Waits for no stream. Safe from every\n"
-    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
-
-PyObject *
-mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-{
-    static mm_signature signature = {.doc = mm_buffer_array_doc};
-    PyObject *argv[2], *numpy, *array;
-
-    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
-        || (numpy = import_numpy()) == NULL) {
-        return NULL;
-    }
-    array = array_of_view(op, numpy, argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
-    Py_DECREF(numpy);
-    return array;
-}
-
 /* Sets *type to that of ml_dtypes for an element type that NumPy lacks, else to NULL. */
 static int
 find_numpy_type(const mm_buffer *b, PyObject **type)
@@ -167,27 +126,100 @@ find_numpy_type(const mm_buffer *b, PyObject **type)
     return *type ? 0 : -1;
 }
 
-/* The array with elements of a type, unless that is NULL. Takes over both references. */
+/* numpy.array(object, dtype=dtype, copy=copy). */
+static PyObject *
+numpy_array(PyObject *numpy, PyObject *object, PyObject *dtype, PyObject *copy)
+{
+    PyObject *make = PyObject_GetAttrString(numpy, "array");
+    PyObject *args = make ? PyTuple_Pack(1, object) : NULL;
+    PyObject *kwargs = args ? Py_BuildValue("{s:O,s:O}", "dtype", dtype, "copy", copy) : NULL;
+    PyObject *array = kwargs ? PyObject_Call(make, args, kwargs) : NULL;
+
+    Py_XDECREF(make);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return array;
+}
+
+/* The array of a memoryview made here: NumPy drops the error of a buffer that refuses a view, and
+ * makes an array of one object instead. */
+static PyObject *
+array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
+{
+    PyObject *view = PyMemoryView_FromObject(op);
+    PyObject *array = view ? numpy_array(numpy, view, dtype, copy) : NULL;
+
+    Py_XDECREF(view);
+    return array;
+}
+
+/* The array with elements of a type, unless that is NULL. Takes over the array. */
 static PyObject *
 with_type(PyObject *array, PyObject *type)
 {
     PyObject *viewed;
 
     if (array == NULL || type == NULL) {
-        Py_XDECREF(type);
         return array;
     }
     viewed = PyObject_CallMethod(array, "view", "O", type);
     Py_DECREF(array);
-    Py_DECREF(type);
     return viewed;
+}
+
+/* The array of a buffer; type is that of find_numpy_type(), as which its bits are read. */
+static PyObject *
+array_of_buffer(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *dtype, PyObject *copy)
+{
+    PyObject *bits, *array, *made;
+
+    if (type == NULL) {
+        return array_of_view((PyObject *)b, numpy, dtype, copy);
+    }
+    bits = PyObject_CallMethod((PyObject *)b, "view", "sN", mm_dtype_bits(b->dtype),
+                               mm_buffer_get_shape((PyObject *)b, NULL));
+    array = with_type(bits ? array_of_view(bits, numpy, Py_None, Py_None) : NULL, type);
+    made = array ? numpy_array(numpy, array, dtype, copy) : NULL;
+    Py_XDECREF(bits);
+    Py_XDECREF(array);
+    return made;
+}
+
+const char mm_buffer_array_doc[] =
+    "__array__($self, /, dtype=None, copy=None)\n--\n\n"
+    "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
+    "\n"
+    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
+    "closed, BufferError for memory that the host cannot reach. bfloat16 and the 8-bit floats have no\n"
+    "format in the buffer protocol: their arrays are of ml_dtypes (ImportError without). Waits for no stream. Safe from every\n"
+    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
+
+PyObject *
+mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    static mm_signature signature = {.doc = mm_buffer_array_doc};
+    PyObject *argv[2], *numpy, *type, *array;
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+        return NULL;
+    }
+    numpy = import_numpy();
+    if (numpy == NULL || find_numpy_type(mm_buffer_of(op), &type) < 0) {
+        Py_XDECREF(numpy);
+        return NULL;
+    }
+    array = array_of_buffer(mm_buffer_of(op), numpy, type, argv[0] ? argv[0] : Py_None,
+                            argv[1] ? argv[1] : Py_None);
+    Py_DECREF(numpy);
+    Py_XDECREF(type);
+    return array;
 }
 
 /* Smaller copies are not worth page-locked memory: the host copies them itself. */
 static const size_t SMALLEST_RESULT = (size_t)64 << 10;
 
 static PyObject *
-make_array(mm_buffer *b, PyObject *numpy, PyObject *stream_object, bool copy)
+make_array(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *stream_object, bool copy)
 {
     mm_stream_use stream;
     PyObject *result, *array;
@@ -199,12 +231,12 @@ make_array(mm_buffer *b, PyObject *numpy, PyObject *stream_object, bool copy)
     if (!copy || op != MM_QUERY || b->size < SMALLEST_RESULT) {
         return read_back(b, &stream, op) < 0
                    ? NULL
-                   : array_of_view((PyObject *)b, numpy, Py_None, copy ? Py_True : Py_False);
+                   : array_of_buffer(b, numpy, type, Py_None, copy ? Py_True : Py_False);
     }
     result = copy_result(b, &stream);
     array = result ? array_of_view(result, numpy, Py_None, Py_False) : NULL;
     Py_XDECREF(result);
-    return array;
+    return with_type(array, type);
 }
 
 const char mm_numpy_doc[] =
@@ -253,9 +285,10 @@ mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
         Py_XDECREF(numpy);
         return NULL;
     }
-    array = make_array(b, numpy, argv[0], copy);
+    array = make_array(b, numpy, type, argv[0], copy);
     Py_DECREF(numpy);
-    return with_type(array, type);
+    Py_XDECREF(type);
+    return array;
 }
 
 /* --- torch and CuPy --------------------------------------------------------------------- */

@@ -25,8 +25,9 @@ enum {
     DL_FLOAT8_E8M0FNU = 14
 };
 
-/* The array interfaces and the buffer protocol have no code for the last types: there they are
- * plain bytes, as in ml_dtypes and torch. NumPy does not copy the contents of the format "2x". */
+/* The array interfaces and the buffer protocol have no code for the last types. In the interfaces
+ * they are plain bytes, as in ml_dtypes and torch; the format is that of results alone, which
+ * NumPy views as another type. */
 const mm_dtype mm_dtypes[MM_DTYPE_COUNT] = {
     {"uint8", "|u1", "B", 1, DL_UINT},
     {"int8", "|i1", "b", 1, DL_INT},

@@ -21,6 +21,13 @@ mm_is_plain_bytes(const mm_dtype *dtype)
     return dtype->typestr[1] == 'V';
 }
 
+/* The name of the integers of the same size. */
+static inline const char *
+mm_dtype_bits(const mm_dtype *dtype)
+{
+    return dtype->itemsize == 1 ? "uint8" : "uint16";
+}
+
 /* The element type of a name ("float32", "f4", "<f4"), a Python type, a NumPy dtype or scalar
  * type, or a torch dtype; uint8 for NULL and None. NULL with TypeError for anything else. */
 const mm_dtype *mm_read_dtype(PyObject *value);
