@@ -197,6 +197,11 @@ BAD_FILES = {
         header({**ROW, "shape": [20], "data_offsets": [0, 80]}),
         "was cut off: 'a' ends at",
     ),
+    "more than tensors": (header(ROW), "has 8 bytes behind its last tensor"),
+    "a hole": (
+        header({**ROW, "data_offsets": [8, 16]}),
+        "has 8 bytes of no tensor in front of 'a'",
+    ),
 }
 
 

@@ -125,7 +125,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
         rows = [(name, *_read_row(row)) for name, row in header.items() if name != _METADATA]
     except _NOT_SO as error:
         raise ValueError(f"{path} has a header that is none of safetensors: {error}") from None
-    _check_apart(path, rows)
+    used = _check_order(path, rows)
     first = _LENGTH.size + length
     for name, key, shape, begin, end in rows:
         dtype = _DTYPES.get(key)
@@ -140,15 +140,23 @@ def _read_header(path: Path) -> Iterator[Entry]:
                 f"{path} was cut off: {name!r} ends at {first + end:,} of {size:,} bytes"
             )
         yield Entry(name, dtype, shape, path, first + begin, end - begin, mark)
+    if first + used < size:
+        raise ValueError(f"{path} has {size - first - used:,} bytes behind its last tensor")
 
 
-def _check_apart(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> None:
-    """Raise ValueError for tensors that share bytes: a small file could take all memory."""
+def _check_order(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> int:
+    """Raise ValueError unless each tensor begins where another ends; the bytes of all.
+
+    Of tensors that share bytes, a small file could have enough to take all memory.
+    """
     last, before = 0, ""
     for begin, end, name in sorted((row[3], row[4], row[0]) for row in rows if row[4] > row[3]):
         if begin < last:
             raise ValueError(f"{path}: {name!r} and {before!r} overlap, by {last - begin:,} bytes")
+        if begin > last:
+            raise ValueError(f"{path} has {begin - last:,} bytes of no tensor in front of {name!r}")
         last, before = end, name
+    return last
 
 
 def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
