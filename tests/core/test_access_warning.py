@@ -12,6 +12,7 @@ SETUP = """
     import warnings
     import managedmem as mm
     from managedmem import emulator
+    from outcomes import refusal
     def caught(act):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -116,12 +117,7 @@ def test_as_an_error_it_refuses_each_allocation():
     warnings.simplefilter("error")
     for act in (lambda: mm.empty(4096), mm.ManagedMemoryResource) * 2:
         before = emulator.live()
-        try:
-            act()
-        except UserWarning:
-            pass
-        else:
-            raise AssertionError("no warning")
+        refusal(UserWarning, act)
         assert emulator.live() == before
     assert len(caught(lambda: mm.empty(4096))) == 1
     assert caught(lambda: mm.empty(4096)) == []
@@ -131,16 +127,8 @@ def test_as_an_error_it_refuses_each_allocation():
 
 def test_threads_get_one_warning():
     run("""
-    import threading
-    start = threading.Barrier(8)
-    def work():
-        start.wait()
-        mm.empty(4096)
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    def act():
-        for thread in threads: thread.start()
-        for thread in threads: thread.join()
-    assert len(caught(act)) == 1
+    from threads import at_once
+    assert len(caught(lambda: at_once(*[lambda: mm.empty(4096)] * 8))) == 1
     """)
 
 

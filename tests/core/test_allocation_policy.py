@@ -1,9 +1,9 @@
 """policy= of empty(), allocate() and resources: memory is advised before anything touches it."""
 
 import copy
+import functools
 import gc
 import itertools
-import threading
 import weakref
 
 import pytest
@@ -22,6 +22,7 @@ from managedmem import (
 )
 from policies import samples, scramble
 from programs import run_python
+from threads import at_once
 from world import EVERYTHING
 
 LARGE = 4 * MIB  # never has records of freed memory
@@ -120,20 +121,12 @@ class TestAdvice:
                 make(PAGE, bad)
 
     def test_in_several_threads(self):
-        wrong = []
-
         def work(policies):
             for policy in itertools.islice(itertools.cycle(policies), 40):
                 with managedmem.empty(3 * PAGE, policy=policy) as buffer:
-                    if MigrationPolicy.of(buffer) != policy:
-                        wrong.append(policy)
+                    assert MigrationPolicy.of(buffer) == policy
 
-        threads = [threading.Thread(target=work, args=(samples()[n:],)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        at_once(*(functools.partial(work, samples()[n:]) for n in range(4)))
 
 
 @pytest.mark.emulator_only

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import threading
 import weakref
 
 import pytest
@@ -12,6 +11,7 @@ from constants import MIB, PAGE
 from contents import contents, write
 from driver import device_memory, managed_memory
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
+from threads import at_once
 
 
 def keeps(buffer):
@@ -390,26 +390,6 @@ class TestClose:
             close(buffer)
             assert buffer.is_closed
 
-    def test_waits_for_a_memoryview(self, alloc):
-        buffer = alloc(PAGE)
-        view = memoryview(buffer)
-        with pytest.raises(BufferError):
-            buffer.close()
-        assert buffer.is_closed is False
-        view[0] = 1
-        view.release()
-        buffer.close()
-        assert buffer.is_closed is True
-
-    def test_waits_for_a_dlpack_capsule(self, alloc):
-        buffer = alloc(PAGE)
-        capsule = buffer.__dlpack__()
-        with pytest.raises(BufferError):
-            buffer.close()
-        del capsule
-        buffer.close()
-        assert buffer.is_closed is True
-
     def test_of_an_unsynchronised_prefetch_is_safe(self, stream, device0):
         buffer = ManagedMemoryResource().allocate(MIB)
         buffer.prefetch(device0, stream=stream)
@@ -440,20 +420,7 @@ class TestClose:
         resource = ManagedMemoryResource()
         for _ in range(20):
             buffer = resource.allocate(PAGE)
-            errors = []
-
-            def close(buffer=buffer, errors=errors):
-                try:
-                    buffer.close()
-                except Exception as error:
-                    errors.append(error)
-
-            threads = [threading.Thread(target=close) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert errors == []
+            at_once(*[buffer.close] * 4)
             assert buffer.is_closed
 
 
@@ -494,24 +461,14 @@ def test_the_host_sees_writes_through_any_name(buf):
 
 
 def test_threads_may_share_one_buffer(buf, device0):
-    errors = []
-
     def work():
-        try:
-            for _ in range(50):
-                buf.read_mostly = True
-                buf.prefetch(device0)
-                assert buf.read_mostly is True
-                buf.prefetch(Host())
-        except Exception as error:
-            errors.append(error)
+        for _ in range(50):
+            buf.read_mostly = True
+            buf.prefetch(device0)
+            assert buf.read_mostly is True
+            buf.prefetch(Host())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    at_once(*[work] * 4)
     device0.sync()
     assert buf.last_prefetch_location in (device0, Host())
 

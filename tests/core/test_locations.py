@@ -21,6 +21,7 @@ from foreign_objects import (
 from identifiers import label
 from managedmem import Device, Host
 from programs import run_python
+from threads import at_once
 
 HOSTS = ["Host()", "Host(numa_id=0)", "Host(numa_id=1)", "Host.numa_current()"]
 LOCATIONS = [*HOSTS, "Device(0)"]
@@ -40,9 +41,7 @@ class TestEveryLocation:
 
     def test_is_the_same_object_in_another_thread(self, text):
         seen = []
-        thread = threading.Thread(target=lambda: seen.append(build(text)))
-        thread.start()
-        thread.join()
+        at_once(lambda: seen.append(build(text)))
         assert seen[0] is build(text)
 
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -128,20 +127,9 @@ class TestHost:
             Host(None, True)
 
     def test_many_nodes_from_many_threads_are_the_same_objects(self):
-        found = [None] * 8
-        start = threading.Barrier(len(found))
-
-        def collect(slot):
-            start.wait()
-            found[slot] = [Host(node) for node in range(200)]
-
-        threads = [threading.Thread(target=collect, args=(i,)) for i in range(len(found))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for other in found[1:]:
-            assert all(a is b for a, b in zip(found[0], other, strict=True))
+        first, *others = at_once(*[lambda: [Host(node) for node in range(200)]] * 8)
+        for other in others:
+            assert all(a is b for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("bad", [True, False, -1, 1.0, 0.5, "0", "", b"0", 2**31, 2**80], ids=label)
@@ -301,9 +289,7 @@ class TestDevice:
 
     def test_set_current_counts_for_the_calling_thread_only(self, current_device, device1):
         Device(0).set_current()
-        thread = threading.Thread(target=device1.set_current)
-        thread.start()
-        thread.join()
+        at_once(device1.set_current)
         assert Device() is Device(0)
 
     def test_a_fresh_thread_has_a_device(self):

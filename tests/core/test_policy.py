@@ -4,7 +4,6 @@ import contextlib
 import copy
 import itertools
 import pickle
-import threading
 import weakref
 
 import pytest
@@ -25,6 +24,7 @@ from managedmem import (
 )
 from policies import samples, scramble, state
 from programs import run_python
+from threads import at_once
 
 SET_RM, UNSET_RM, SET_PL, UNSET_PL, SET_AB, UNSET_AB = range(1, 7)
 NUMA = [MigrationPolicy.prefer(Host(0)), MigrationPolicy.prefer(Host.numa_current())]
@@ -273,19 +273,6 @@ class TestApply:
             MigrationPolicy.prefer(device).apply(buf)
             assert buf.preferred_location is device
 
-    def test_a_preferred_host_is_the_host(self, buf):
-        MigrationPolicy.prefer(Host()).apply(buf)
-        assert buf.preferred_location is Host()
-
-    def test_default_undoes_everything(self, buf, members):
-        samples()[-1].apply(buf)
-        MigrationPolicy.default().apply(buf)
-        assert (buf.read_mostly, buf.preferred_location, set(buf.accessed_by)) == (
-            False,
-            None,
-            set(),
-        )
-
     def test_leaves_the_last_prefetch_alone(self, buf, device0):
         buf.prefetch(device0)
         samples()[-1].apply(buf)
@@ -415,9 +402,7 @@ class TestApply:
 
     def test_from_a_thread_without_a_context(self, alloc, device0):
         buffer = alloc(2 * PAGE)
-        thread = threading.Thread(target=MigrationPolicy.prefer(device0).apply, args=[buffer])
-        thread.start()
-        thread.join()
+        at_once(lambda: MigrationPolicy.prefer(device0).apply(buffer))
         assert buffer.preferred_location is device0
 
 

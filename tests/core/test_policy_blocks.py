@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import pickle
 import threading
@@ -16,6 +17,7 @@ from foreign_objects import CudaArray
 from managedmem import CUDAError, Host, ManagedBuffer, MigrationPolicy
 from managedmem.typing import AppliedPolicy
 from policies import samples, scramble, state
+from threads import at_once
 
 
 @pytest.fixture
@@ -184,22 +186,13 @@ class TestApplied:
     def test_threads_with_blocks_of_their_own(self, alloc):
         buffers = [alloc(4 * PAGE) for _ in range(4)]
         before = [scramble(buffer, seed) for seed, buffer in enumerate(buffers)]
-        failed = []
 
         def work(buffer):
-            try:
-                for policy in samples() * 5:
-                    with policy.applied(buffer):
-                        assert MigrationPolicy.of(buffer) == policy
-            except BaseException as error:
-                failed.append(error)
+            for policy in samples() * 5:
+                with policy.applied(buffer):
+                    assert MigrationPolicy.of(buffer) == policy
 
-        threads = [threading.Thread(target=work, args=[buffer]) for buffer in buffers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
+        at_once(*(functools.partial(work, buffer) for buffer in buffers))
         assert state(*buffers) == before
 
     def test_threads_at_one_block(self, alloc, device0):
@@ -216,11 +209,7 @@ class TestApplied:
                 with contextlib.suppress(RuntimeError):
                     block.restore()
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(*[work] * 4)
         with contextlib.suppress(RuntimeError):
             block.restore()
         assert entered

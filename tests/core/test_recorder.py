@@ -1,8 +1,8 @@
 """Recordings of moves, faults and calls: sums against arithmetic, parts, memories, and bad uses."""
 
+import functools
 import gc
 import struct
-import threading
 import time
 from collections import Counter
 
@@ -14,13 +14,13 @@ from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing
 from managedmem import (
     Device,
     Host,
-    ManagedBuffer,
-    Stream,
     TraceBusyError,
     TraceUnavailableError,
     emulator,
 )
 from managedmem._trace_results import FIELDS, TOTAL, read_rows
+from outcomes import outcome
+from threads import at_once
 
 Recorder = managedmem._managedmem.Recorder
 EVENT = struct.Struct("<4QI2h4BI")
@@ -112,23 +112,6 @@ def on_host(buffer):
 
 
 class TestBytes:
-    def test_a_prefetch_there_and_back(self, alloc, device0, recorder):
-        buffer = alloc(2 * BLOCK)
-        on_host(buffer)
-        recorder.mark()
-        buffer.prefetch(device0)
-        recorder.mark()
-        buffer.prefetch(Host())
-        recorder.stop()
-        result = Result(recorder)
-        there, back = result.at(buffer, 1), result.at(buffer, 2)
-        assert moves(there, "to_device") == {"requested": 2 * BLOCK}
-        assert not moves(there, "to_host")
-        assert moves(back, "to_host") == {"requested": 2 * BLOCK}
-        assert not moves(back, "to_device")
-        assert there["host_faults"] == back["host_faults"] == 0
-        assert there["move_time"] > 0
-
     def test_reads_of_the_host(self, alloc, device0, recorder):
         buffer = alloc(BLOCK)
         on_host(buffer)
@@ -140,28 +123,6 @@ class TestBytes:
         assert sums["host_faults"] > 0
         assert BLOCK // 16 <= sums["to_host_fault"] + sums["to_host_speculative"] <= BLOCK
         assert not moves(sums, "to_device")
-
-    @pytest.mark.emulator_only
-    def test_touches_of_a_device(self, alloc, device0, recorder):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
-        recorder.mark()
-        emulator.touch(buffer[: 16 * PAGE], device0, write=True)
-        recorder.stop()
-        sums = Result(recorder).at(buffer, 1)
-        assert moves(sums, "to_device") == {"fault": 16 * PAGE}
-        assert sums["device_faults"] == sums["device_write_faults"] == -(-16 * PAGE // (64 << 10))
-
-    @pytest.mark.emulator_only
-    def test_between_devices(self, alloc, device0, device1, recorder):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
-        buffer.prefetch(device0)
-        recorder.mark()
-        buffer.prefetch(device1)
-        recorder.stop()
-        sums = Result(recorder).at(buffer, 1)
-        assert sum(moves(sums, "between_devices").values()) == BLOCK
 
     def test_read_mostly_memory_is_duplicated(self, alloc, device0, recorder):
         buffer = alloc(BLOCK)
@@ -183,28 +144,6 @@ class TestBytes:
         result = Result(recorder)
         assert not moves(result.at(buffer, 1), "to_host")
         assert not moves(result.at(buffer, 1), "to_device")
-
-    def test_without_faults(self, alloc, device0):
-        recorder = Recorder(faults=False)
-        buffer = alloc(BLOCK)
-        on_host(buffer)
-        buffer.prefetch(device0)
-        recorder.start()
-        read(buffer, 0)
-        recorder.stop()
-        sums = Result(recorder).at(buffer)
-        assert sums["to_host_fault"] > 0
-        assert sums["host_faults"] == 0
-
-    def test_work_before_the_start_does_not_count(self, alloc, device0):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
-        with Stream() as stream:
-            buffer.prefetch(device0, stream=stream)
-            recorder = Recorder()
-            recorder.start()
-            recorder.stop()
-        assert not moves(Result(recorder).at(buffer), "to_device")
 
 
 class TestCalls:
@@ -355,32 +294,6 @@ class TestMemories:
         assert result.of("buffer", "weights", 1)["to_device_requested"] == plain.nbytes
         assert result.at(plain, 1)["to_device_requested"] == plain.nbytes
         plain.close()
-
-    def test_freed_memory_keeps_its_row(self, alloc, device0, recorder):
-        buffer = managedmem.empty(BLOCK, name="gone")
-        buffer.fill(1)
-        buffer.prefetch(Host())
-        Device(0).sync()
-        buffer.prefetch(device0)
-        recorder.mark()
-        buffer.close()
-        recorder.stop()
-        result = Result(recorder)
-        (memory,) = (m for m in result.memories if m[1] == "gone")
-        assert (memory[0], memory[3]) == ("buffer", BLOCK)
-        assert memory[5] > memory[4] > 0
-        assert result.of(label="gone")["to_device_requested"] >= BLOCK
-
-    def test_memory_of_others(self, alloc, device0, recorder):
-        owner = managedmem.ManagedMemoryResource()
-        buffer = owner.allocate(BLOCK)
-        wrapped = ManagedBuffer.from_handle(buffer.handle, MIB)
-        on_host(buffer)
-        recorder.mark()
-        wrapped.prefetch(device0)
-        recorder.stop()
-        assert Result(recorder).total(1)["to_device_requested"] == MIB
-        buffer.close()
 
     @pytest.mark.parametrize(
         ("named", "error"),
@@ -541,13 +454,6 @@ class TestUses:
             "truncated": False,
         }
 
-    def test_a_dropped_recorder_ends(self):
-        Recorder().start()
-        gc.collect()
-        again = Recorder()
-        again.start()
-        again.stop()
-
     def test_a_recorder_in_a_cycle_ends(self):
         holder = [Recorder()]
         holder.append(holder)
@@ -662,53 +568,23 @@ class TestDisturbedQueues:
 
 class TestThreads:
     def test_one_of_several_starts(self):
-        barrier = threading.Barrier(6)
-        answers = []
-
-        def start():
-            mine = Recorder()
-            barrier.wait()
-            try:
-                mine.start()
-            except TraceBusyError:
-                answers.append(None)
-            else:
-                answers.append(mine)
-
-        threads = [threading.Thread(target=start) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sum(answer is not None for answer in answers) == 1
+        recorders = [Recorder() for _ in range(6)]
+        answers = at_once(*(functools.partial(outcome, each.start) for each in recorders))
+        assert answers.count(None) == 1
+        assert answers.count(TraceBusyError) == 5
 
     def test_one_recorder_started_by_several(self):
         recorder = Recorder()
-        barrier = threading.Barrier(6)
-        refused = []
-
-        def start():
-            barrier.wait()
-            try:
-                recorder.start()
-            except RuntimeError as error:
-                refused.append(str(error))
-
-        threads = [threading.Thread(target=start) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(refused) == 5
+        answers = at_once(*[lambda: outcome(recorder.start)] * 6)
+        assert answers.count(RuntimeError) == 5
         recorder.stop()
 
     def test_marks_and_stops_of_several(self, alloc, device0):
         recorder = Recorder()
         recorder.start()
         buffers = [alloc(64 * PAGE) for _ in range(4)]
-        wrong = []
 
-        def work(buffer, last):
+        def work(buffer):
             try:
                 for _ in range(20):
                     buffer.prefetch(device0)
@@ -716,18 +592,12 @@ class TestThreads:
                     recorder.attribute([(buffer.handle, PAGE, "x")])
                     recorder.report()
                     buffer.prefetch(Host())
-                if last:
+                if buffer is buffers[0]:
                     recorder.stop()
             except RuntimeError as error:
-                if "has ended" not in str(error):
-                    wrong.append(error)
+                assert "has ended" in str(error)
 
-        threads = [threading.Thread(target=work, args=(b, b is buffers[0])) for b in buffers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        at_once(*(functools.partial(work, buffer) for buffer in buffers))
         assert recorder.running is False
         result = Result(recorder)
         assert len(result.parts) >= 20

@@ -204,13 +204,6 @@ class TestItem:
         write(rows[2], 9)
         assert contents(rows) == bytes(32) + b"\x09" * 16 + bytes(16)
 
-    def test_operations_act_on_just_that_row(self, buf, device0):
-        rows = buf.view("uint8", (-(-buf.size // PAGE), PAGE))
-        rows[1].prefetch(device0)
-        rows[2].read_mostly = True
-        assert [rows[i].last_prefetch_location for i in range(3)] == [None, device0, None]
-        assert [rows[i].read_mostly for i in range(4)] == [False, False, True, False]
-
     def test_iteration_gives_every_row_and_ends(self, alloc):
         rows = alloc(64).view("uint8", (4, 16))
         handles = [rows.handle + 16 * i for i in range(4)]
@@ -347,20 +340,18 @@ class TestActsOnJustThatRange:
         """The page acted on and both neighbours."""
         return buf[:PAGE], buf[PAGE : 2 * PAGE], buf[2 * PAGE : 3 * PAGE]
 
-    def test_read_mostly(self, parts, buf):
-        parts[1].read_mostly = True
-        assert [p.read_mostly for p in parts] == [False, True, False]
-        assert buf.read_mostly is False
-
-    def test_preferred_location(self, parts, buf):
-        parts[1].preferred_location = Host()
-        assert [p.preferred_location for p in parts] == [None, Host(), None]
-        assert buf.preferred_location is None
-
-    def test_accessed_by(self, parts, buf, device0):
-        parts[1].accessed_by = {device0}
-        assert [set(p.accessed_by) for p in parts] == [set(), {device0}, set()]
-        assert set(buf.accessed_by) == set()
+    @pytest.mark.parametrize(
+        ("name", "value", "none"),
+        [
+            ("read_mostly", True, False),
+            ("preferred_location", Host(), None),
+            ("accessed_by", {Device(0)}, set()),
+        ],
+    )
+    def test_advice(self, parts, buf, name, value, none):
+        setattr(parts[1], name, value)
+        assert [getattr(p, name) for p in parts] == [none, value, none]
+        assert getattr(buf, name) == none
 
     def test_prefetch(self, parts, buf, device0):
         parts[1].prefetch(device0)
@@ -556,9 +547,10 @@ class TestClosing:
         assert emulator.live().allocations == before
 
     @pytest.mark.parametrize("export", [memoryview, lambda b: b.__dlpack__()])
-    def test_of_the_root_waits_for_an_export_of_a_view(self, alloc, export):
+    @pytest.mark.parametrize("of_a_view", [False, True])
+    def test_of_the_root_waits_for_an_export(self, alloc, export, of_a_view):
         buffer = alloc(4 * PAGE)
-        held = export(buffer[PAGE:])
+        held = export(buffer[PAGE:] if of_a_view else buffer)
         with pytest.raises(BufferError):
             buffer.close()
         assert buffer.is_closed is False

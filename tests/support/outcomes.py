@@ -1,4 +1,4 @@
-"""The outcome of a call, for comparisons of an object with its model."""
+"""The outcome of a call: for comparisons of an object with its model, and for refusals."""
 
 
 def outcome(call, *arguments):
@@ -7,3 +7,12 @@ def outcome(call, *arguments):
         return call(*arguments)
     except Exception as error:
         return type(error)
+
+
+def refusal(error, call, *arguments):
+    """The text of the error that the call must raise, in programs that run without pytest."""
+    try:
+        call(*arguments)
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"{call} was accepted")
