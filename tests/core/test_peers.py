@@ -3,23 +3,21 @@
 The tests take as many devices as there are; the last class runs this file again with others.
 """
 
-import collections.abc
 import gc
 import operator
 import os
-import random
 import subprocess
 import sys
 
 import pytest
 
+import live_sets
 import managedmem
 from calls import names
 from constants import EMULATED
 from foreign_objects import cupy_device, torch_device
 from identifiers import label
 from managedmem import Device, DeviceMemoryResource, Host, emulator
-from managedmem.typing import PeerAccessibleBySetProxy
 from outcomes import outcome
 from programs import run_python
 
@@ -41,34 +39,28 @@ def start(request):
 
 
 @pytest.fixture
+def assign(pool):
+    return lambda value: setattr(pool, "peer_accessible_by", value)
+
+
+@pytest.fixture
+def universe():
+    return PEERS
+
+
+@pytest.fixture
+def others():
+    return live_sets.subsets(PEERS)
+
+
+@pytest.fixture
 def pair(pool, start):
     """The proxy and the model set it must behave like."""
     pool.peer_accessible_by = start
     return pool.peer_accessible_by, set(start)
 
 
-def operands():
-    """Sets to combine with; the owner is never a member, but may be named."""
-    return [set(), *({peer} for peer in PEERS), set(PEERS), set(PEERS[:1]) | set(PEERS[-1:])]
-
-
-class TestIsASet:
-    def test_is_registered_as_a_mutable_set(self, pool):
-        assert isinstance(pool.peer_accessible_by, collections.abc.MutableSet)
-        assert issubclass(PeerAccessibleBySetProxy, collections.abc.MutableSet)
-
-    def test_has_every_method_of_set_and_of_the_abc(self, pool):
-        for cls in (set, collections.abc.MutableSet):
-            wanted = {name for name in dir(cls) if not name.startswith("_")}
-            wanted.discard("test_c_api")  # of a Python built with Py_DEBUG
-            assert wanted <= set(dir(pool.peer_accessible_by))
-
-    def test_cannot_be_hashed_or_made_by_hand(self, pool):
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(pool.peer_accessible_by)
-        with pytest.raises(TypeError):
-            PeerAccessibleBySetProxy()
-
+class TestIsASet(live_sets.IsASet):
     def test_cannot_be_pickled(self, pool):
         with pytest.raises(TypeError, match="PeerAccessibleBySetProxy cannot be pickled"):
             pool.peer_accessible_by.__reduce__()
@@ -81,14 +73,10 @@ class TestIsASet:
         assert set(pool.peer_accessible_by) == set()
 
 
-class TestReading:
-    def test_length_truth_and_members(self, pair):
+class TestReading(live_sets.Reading):
+    def test_ordinals_are_in_it(self, pair):
         proxy, model = pair
-        assert len(proxy) == len(model)
-        assert bool(proxy) == bool(model)
-        assert set(proxy) == model
         for device in Device.all():
-            assert (device in proxy) == (device in model)
             assert (device.device_id in proxy) == (device in model)
 
     def test_iteration_ascends(self, pool):
@@ -111,49 +99,22 @@ class TestReading:
         assert cupy_device(1) in pool.peer_accessible_by
         assert torch_device("cpu") not in pool.peer_accessible_by
 
-    @pytest.mark.parametrize("name", ["__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"])
-    def test_compares_like_a_set(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            assert getattr(proxy, name)(other) is getattr(model, name)(other)
 
-    @pytest.mark.parametrize("name", ["issubset", "issuperset", "isdisjoint"])
-    def test_relations_take_any_iterable(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            for kind in (set, list, iter):
-                assert getattr(proxy, name)(kind(other)) is getattr(model, name)(kind(other))
-
-    @pytest.mark.parametrize(
-        "name", ["union", "intersection", "difference", "symmetric_difference"]
-    )
-    def test_new_sets_by_name(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            result = getattr(proxy, name)(list(other))
-            assert type(result) is set
-            assert result == getattr(model, name)(other)
-        assert proxy == model
-        assert proxy.copy() == model
-
-    @pytest.mark.parametrize("name", ["and", "or", "sub", "xor", "rand", "ror", "rsub", "rxor"])
-    def test_operators_give_plain_sets(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            result = getattr(proxy, f"__{name}__")(other)
-            assert type(result) is set
-            assert result == getattr(model, f"__{name}__")(other)
-
-
-class TestWriting:
+class TestWriting(live_sets.Writing):
     @pytest.mark.parametrize("name", ["add", "discard", "remove"])
-    @pytest.mark.parametrize("by_ordinal", [False, True])
-    def test_one_member(self, pair, name, by_ordinal):
+    def test_one_member_by_ordinal(self, pair, name):
         proxy, model = pair
         for peer in PEERS:
             expected = outcome(getattr(model, name), peer)
-            given = peer.device_id if by_ordinal else peer
-            assert outcome(getattr(proxy, name), given) == expected
+            assert outcome(getattr(proxy, name), peer.device_id) == expected
+            assert set(proxy) == model
+
+    @pytest.mark.parametrize("name", live_sets.IN_PLACE)
+    def test_several_members_by_ordinal(self, pair, name):
+        proxy, model = pair
+        for other in live_sets.subsets(PEERS):
+            getattr(proxy, name)(peer.device_id for peer in other)
+            getattr(model, name)(other)
             assert set(proxy) == model
 
     @pytest.mark.parametrize(
@@ -166,44 +127,6 @@ class TestWriting:
             proxy.remove(stranger)
         assert error.value.args == (stranger,)
         assert set(proxy) == model
-
-    def test_pop_takes_members_until_it_is_empty(self, pair):
-        proxy, model = pair
-        assert {proxy.pop() for _ in range(len(model))} == model
-        with pytest.raises(KeyError):
-            proxy.pop()
-
-    def test_clear(self, pair):
-        assert pair[0].clear() is None
-        assert set(pair[0]) == set()
-
-    @pytest.mark.parametrize(
-        "name",
-        ["update", "intersection_update", "difference_update", "symmetric_difference_update"],
-    )
-    def test_in_place_by_name(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            assert getattr(proxy, name)(p.device_id for p in other) is None
-            getattr(model, name)(other)
-            assert set(proxy) == model
-
-    @pytest.mark.parametrize("name", ["ior", "iand", "isub", "ixor"])
-    def test_in_place_operators_give_the_proxy(self, pair, name):
-        proxy, model = pair
-        for other in operands():
-            assert getattr(proxy, f"__{name}__")(other) is proxy
-            getattr(model, f"__{name}__")(other)
-            assert set(proxy) == model
-        getattr(proxy, f"__{name}__")(proxy)
-        getattr(model, f"__{name}__")(set(model))
-        assert set(proxy) == model
-
-    @pytest.mark.parametrize("kind", [set, frozenset, list, tuple, iter, dict.fromkeys])
-    def test_assignment_takes_any_iterable(self, pair, pool, kind):
-        for value in operands():
-            pool.peer_accessible_by = kind(value)
-            assert set(pool.peer_accessible_by) == value
 
     def test_the_property_takes_the_result_of_an_operator(self, pool):
         pool.peer_accessible_by |= set(PEERS)
@@ -237,30 +160,6 @@ class TestWriting:
     def test_cannot_be_deleted(self, pool):
         with pytest.raises(AttributeError, match="empty set"):
             del pool.peer_accessible_by
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_operations_agree_with_a_model(pool, seed):
-    rng = random.Random(seed)
-    model = set()
-    bulk = ["update", "difference_update", "intersection_update", "symmetric_difference_update"]
-    steps = [*bulk, "__ior__", "__iand__", "__isub__", "__ixor__", "add", "discard", "remove"]
-    for step in range(150):
-        name = rng.choice([*steps, "clear", "assign"])
-        chosen = set(rng.sample(PEERS, rng.randrange(len(PEERS) + 1)))
-        proxy = pool.peer_accessible_by
-        if name == "assign":
-            pool.peer_accessible_by = model = chosen
-        elif name == "clear" or (name in ("add", "discard", "remove") and not PEERS):
-            proxy.clear()
-            model.clear()
-        else:
-            one = name in ("add", "discard", "remove")
-            argument = rng.choice(PEERS) if one else chosen
-            wanted = outcome(getattr(model, name), argument)
-            found = outcome(getattr(proxy, name), argument)
-            assert (found is proxy) if wanted is model else (found == wanted), (step, name)
-        assert set(proxy) == set(pool.peer_accessible_by) == model, (step, name)
 
 
 class TestIsLive:
@@ -304,6 +203,7 @@ class TestIsLive:
             """
             import os, warnings
             from managedmem import DeviceMemoryResource
+            from outcomes import refusal
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork, with threads
             pool = DeviceMemoryResource(0)
             proxy = pool.peer_accessible_by
@@ -311,11 +211,7 @@ class TestIsLive:
             if pid == 0:
                 assert "forked" in repr(proxy)
                 for use in (lambda: len(proxy), lambda: proxy.add(1), lambda: proxy.discard(1)):
-                    try:
-                        use()
-                        os._exit(1)
-                    except RuntimeError as error:
-                        assert "fork" in str(error), error
+                    assert "fork" in refusal(RuntimeError, use)
                 os._exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             """,
@@ -362,28 +258,20 @@ class TestBadMembers:
             pool.peer_accessible_by = one
         assert f"{{{one!r}}}" in str(error.value)
 
-    @pytest.mark.parametrize("name", ["and_", "or_", "sub", "xor", "iand", "ior", "isub", "ixor"])
-    def test_operators_refuse_what_is_no_set(self, pool, name):
-        with pytest.raises(TypeError):
-            getattr(operator, name)(pool.peer_accessible_by, [1])
-
     @pytest.mark.emulator_only
     def test_a_peer_out_of_reach(self):
         done = run_python(
             """
             from managedmem import Device, DeviceMemoryResource, emulator
+            from outcomes import refusal
             pool = DeviceMemoryResource(0)
             for use in (
                 lambda: pool.peer_accessible_by.add(1),
                 lambda: pool.peer_accessible_by.update([1]),
                 lambda: setattr(pool, "peer_accessible_by", [1]),
             ):
-                try:
-                    use()
-                except ValueError as error:
-                    assert "Device(1) cannot reach the memory of Device(0)" in str(error), error
-                else:
-                    raise AssertionError
+                text = refusal(ValueError, use)
+                assert "Device(1) cannot reach the memory of Device(0)" in text, text
             assert 1 not in pool.peer_accessible_by
             pool.peer_accessible_by.discard(1)
             pool.peer_accessible_by -= {Device(1)}
