@@ -294,6 +294,7 @@ def nothing_leaks(request):
     emulator.schedule(schedule_of(request.node))
     yield
     emulator.clear_failures()
+    emulator.disturb_queue()
     emulator.schedule("eager")
     programs.schedule_of_subprocesses = "eager"  # for fixtures of modules, which come first
     gc.collect()
@@ -395,6 +396,15 @@ def steps(clock):
     from step_costs import Steps
 
     return Steps(clock)
+
+
+@pytest.fixture
+def eager():
+    """On the emulated driver, queued work runs at once."""
+    if EMULATED:
+        from managedmem import emulator
+
+        emulator.schedule("eager")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from managedmem import (
     Host,
     ManagedMemoryResource,
     MigrationPolicy,
+    emulator,
 )
 from policies import samples, scramble
 from programs import run_python
@@ -132,8 +133,6 @@ class TestAdvice:
 @pytest.mark.emulator_only
 class TestCalls:
     def calls(self, *arguments, **more):
-        from managedmem import emulator
-
         with emulator.recording() as calls, managedmem.empty(*arguments, **more):
             pass
         return calls
@@ -168,8 +167,6 @@ class TestFailures:
     @pytest.mark.parametrize("size", [4 * PAGE, LARGE])
     @pytest.mark.parametrize("after", [False, True])
     def test_of_any_advice_leave_no_memory(self, way, size, after):
-        from managedmem import emulator
-
         before = emulator.live()
         for nth in range(1, len(EVERYTHING.advice()) + 1):
             emulator.fail("cuMemAdvise", nth=nth, code=719, after=after)
@@ -181,8 +178,6 @@ class TestFailures:
         way(size, EVERYTHING).close()
 
     def test_of_the_allocation_advise_nothing(self, way):
-        from managedmem import emulator
-
         emulator.fail("cuMemAllocManaged", code=2)
         with emulator.recording() as calls, pytest.raises(MemoryError):
             way(LARGE, EVERYTHING)
@@ -190,8 +185,6 @@ class TestFailures:
         assert not advices(calls)
 
     def test_of_a_read_leave_no_memory(self, way):
-        from managedmem import emulator
-
         before = emulator.live()
         emulator.fail("cuMemRangeGetAttributes", nth=3, code=719)
         with pytest.raises(CUDAError):

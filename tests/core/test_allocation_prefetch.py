@@ -16,6 +16,7 @@ from managedmem import (
     ManagedMemoryResource,
     MigrationPolicy,
     Stream,
+    emulator,
 )
 
 SIZE = 4 * MIB
@@ -70,8 +71,6 @@ class TestPlace:
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("policy", [None, MigrationPolicy.prefer(Host())], ids=label)
     def test_is_the_one_that_was_given(self, way, policy):
-        from managedmem import emulator
-
         for place in [*places(), Host(0)]:
             with way[0](SIZE, prefetch=place, policy=policy) as buffer:
                 Device(0).sync()
@@ -118,8 +117,6 @@ class TestPlace:
 
     @pytest.mark.emulator_only
     def test_is_reached_in_the_order_of_the_stream(self):
-        from managedmem import emulator
-
         with Stream() as stream, emulator.recording() as calls:
             ManagedMemoryResource().allocate(PAGE, stream=stream, prefetch=Device(0)).close()
             managedmem.empty(PAGE, prefetch=Device(0)).close()
@@ -143,8 +140,6 @@ class TestRefusals:
         "bad", [0, -1, "cuda", "host", [Device(0)], MigrationPolicy], ids=label
     )
     def test_come_before_the_allocation(self, way, bad):
-        from managedmem import emulator
-
         before = emulator.live()
         with emulator.recording() as calls, pytest.raises(TypeError, match="Device or Host"):
             way[0](PAGE, prefetch=bad)
@@ -160,8 +155,6 @@ class TestRefusals:
 
     @pytest.mark.emulator_only
     def test_of_the_driver_leave_no_memory(self, way):
-        from managedmem import emulator
-
         managedmem.zeros(PAGE, prefetch=Device(0)).close()
         before = emulator.live()
         for place in places():
@@ -174,8 +167,6 @@ class TestRefusals:
 
     @pytest.mark.emulator_only
     def test_of_a_closed_stream_leave_no_memory(self):
-        from managedmem import emulator
-
         stream = Stream()
         stream.close()
         before = emulator.live()

@@ -8,18 +8,14 @@ import xml.dom.minidom
 import pytest
 
 import managedmem
-from constants import EMULATED, MIB, PAGE
+from constants import MIB, PAGE
 from driver import CAPTURE_GLOBAL, capturing
 from managedmem import Device, DeviceMemoryResource, Host, ManagedBuffer, _buffer_html
 from managedmem import _colours as colours
 from programs import run_python
 from residencies import store
 
-
-@pytest.fixture(autouse=True)
-def eager():
-    if EMULATED:
-        managedmem.emulator.schedule("eager")
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def page_of(buffer):

@@ -3,28 +3,14 @@
 import pytest
 
 import managedmem
-from calls import advices, names, range_queries
+from calls import advices, names, range_queries, recorded
 from constants import MIB, PAGE
-from managedmem import Host, emulator
+from managedmem import Host
+from plans import adjacent, separate
 
 pytestmark = pytest.mark.emulator_only
 
 SET_ACCESSED_BY, UNSET_ACCESSED_BY = 5, 6
-
-
-def separate(buffer, count):
-    """Ranges of one page each with a page between them: nothing to merge."""
-    return [buffer[2 * i * PAGE : (2 * i + 1) * PAGE] for i in range(count)]
-
-
-def adjacent(buffer, count, size=PAGE):
-    return [buffer[i * size : (i + 1) * size] for i in range(count)]
-
-
-def recorded(call):
-    with emulator.recording() as calls:
-        call()
-    return calls
 
 
 class TestProperties:

@@ -11,7 +11,7 @@ import pytest
 import managedmem
 from constants import EMULATED, MIB, PAGE
 from contents import contents, pattern, write
-from driver import capturing, raw_driver
+from driver import capturing, checked, destroy_context, make_context, raw_driver
 from live_memory import settle
 from managedmem import (
     CUDAError,
@@ -31,10 +31,6 @@ BLOCKING = 0
 ZERO = Device(0)
 
 
-def checked(code):
-    assert code == 0, f"the driver returned {code}"
-
-
 def current():
     context = ctypes.c_void_p()
     checked(raw_driver().cuCtxGetCurrent(ctypes.byref(context)))
@@ -45,16 +41,6 @@ def exchange_mode(mode):
     value = ctypes.c_int(mode)
     checked(raw_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(value)))
     return value.value
-
-
-def make(ordinal=0):
-    context = ctypes.c_void_p()
-    checked(raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, ordinal))
-    return context
-
-
-def destroy(context):
-    checked(raw_driver().cuCtxDestroy_v2(context))
 
 
 @contextlib.contextmanager
@@ -84,12 +70,12 @@ def unchanged():
 def context():
     """A context of device 0 that is not its primary one, current in the test."""
     ZERO.set_current()
-    before, new = current(), make()
+    before, new = current(), make_context()
     assert current() == new.value != before
     yield new
     gc.collect()
     settle()
-    destroy(new)
+    destroy_context(new)
     assert current() == before
 
 
@@ -124,7 +110,7 @@ class TestTheDriver:
         arguments = [0, 0] if version == "_v2" else [None, 0, 0]
         checked(getattr(driver, f"cuCtxCreate{version}")(ctypes.byref(context), *arguments))
         assert current() == context.value
-        destroy(context)
+        destroy_context(context)
         assert current() == before
 
     def test_a_device_that_does_not_exist(self):
@@ -142,13 +128,13 @@ class TestTheDriver:
     @pytest.mark.emulator_only
     def test_is_counted_until_it_is_destroyed(self):
         before = managedmem.emulator.live()
-        context = make()
+        context = make_context()
         stream = ctypes.c_void_p()
         checked(raw_driver().cuStreamCreate(ctypes.byref(stream), BLOCKING))
         pointer = ctypes.c_uint64()
         checked(raw_driver().cuMemAllocManaged(ctypes.byref(pointer), ctypes.c_size_t(PAGE), 1))
         assert managedmem.emulator.live().contexts == before.contexts + 1
-        destroy(context)
+        destroy_context(context)
         assert managedmem.emulator.live() == before
 
 
@@ -274,14 +260,14 @@ class TestDevices:
 
     def test_of_another_device(self, device1):
         ZERO.set_current()
-        context = make(1)
+        context = make_context(1)
         try:
             with unchanged():
                 assert Device() == device1
                 managedmem.empty(PAGE).prefetch(device1)
                 device1.sync()
         finally:
-            destroy(context)
+            destroy_context(context)
         assert Device() == ZERO
 
     def test_set_current_takes_the_primary_context(self, context):
@@ -460,28 +446,28 @@ class TestDestroyed:
     """CUDA frees what was allocated in a context with it: the buffer must not be used any more."""
 
     def test_a_buffer_of_it_can_still_be_closed(self):
-        context = make()
+        context = make_context()
         buffer = managedmem.empty(MIB)
-        destroy(context)
+        destroy_context(context)
         with unchanged(), contextlib.suppress(CUDAError):
             buffer.close()
         assert buffer.is_closed
         buffer.close()
 
     def test_a_buffer_of_it_can_be_dropped(self):
-        context = make()
+        context = make_context()
         buffer = managedmem.empty(MIB)
-        destroy(context)
+        destroy_context(context)
         with unchanged():
             del buffer
             gc.collect()
 
     def test_buffers_of_others_stay(self, buf):
         write(buf, 4)
-        context = make()
+        context = make_context()
         buf.prefetch(ZERO)
         buf.read_mostly = True
-        destroy(context)
+        destroy_context(context)
         with unchanged():
             assert contents(buf) == bytes([4]) * MIB
             assert buf.read_mostly
@@ -491,10 +477,10 @@ class TestDestroyed:
     def test_memory_of_pools_stays(self):
         """A pool belongs to a device."""
         with ManagedMemoryResource(pooled=True) as pool:
-            context = make()
+            context = make_context()
             block = pool.allocate(MIB)
             write(block, 6)
-            destroy(context)
+            destroy_context(context)
             with unchanged():
                 block.prefetch(ZERO)
                 ZERO.sync()
@@ -505,17 +491,17 @@ class TestDestroyed:
     def test_the_library_works_in_the_next_one(self):
         """Nothing of the first is left in use, whatever was called in it."""
         for _ in range(3):
-            context = make()
+            context = make_context()
             with managedmem.empty(MIB) as buffer:
                 buffer.fill(8)
                 buffer.prefetch(ZERO, defer=True)
                 buffer[:PAGE].discard()
                 assert set(synchronized(buffer[PAGE:])) == {8}
-            destroy(context)
+            destroy_context(context)
 
     def test_a_thread_in_which_it_is_current(self, buf):
         """Calls there say that it is destroyed."""
-        context, errors, made, gone = make(), [], threading.Event(), threading.Event()
+        context, errors, made, gone = make_context(), [], threading.Event(), threading.Event()
 
         def other():
             checked(raw_driver().cuCtxSetCurrent(context))
@@ -529,16 +515,16 @@ class TestDestroyed:
         thread = threading.Thread(target=other)
         thread.start()
         made.wait(20)
-        destroy(context)
+        destroy_context(context)
         gone.set()
         thread.join()
         assert [error.code for error in errors] == [CONTEXT_IS_DESTROYED]
 
     def test_a_stream_of_it(self, buf):
         """A call with it is refused, because a driver would crash; close() needs no call."""
-        context = make()
+        context = make_context()
         stream = Stream()
-        destroy(context)
+        destroy_context(context)
         for call in (stream.sync, stream.query, lambda: buf.prefetch(ZERO, stream=stream)):
             with unchanged(), pytest.raises(CUDAError, match="make another Stream") as error:
                 call()
@@ -548,9 +534,9 @@ class TestDestroyed:
 
     def test_a_stream_of_it_in_a_trace(self):
         """A trace looks for captures in all streams that live."""
-        context = make()
+        context = make_context()
         stream = Stream()
-        destroy(context)
+        destroy_context(context)
         with managedmem.trace() as trace:
             trace.mark("a part")
         assert trace.complete
@@ -559,14 +545,14 @@ class TestDestroyed:
     def test_a_stream_of_it_can_be_dropped(self):
         """The next context often has the handle of the last one."""
         for _ in range(3):
-            context = make()
+            context = make_context()
             stream = Stream()
-            destroy(context)
-            other = make()
+            destroy_context(context)
+            other = make_context()
             with unchanged():
                 del stream
                 gc.collect()
-            destroy(other)
+            destroy_context(other)
 
     @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
     def test_a_stream_of_it_in_a_working_set(self, alloc, kind):
@@ -577,18 +563,18 @@ class TestDestroyed:
         with getattr(managedmem, kind)(MIB, ZERO) as working:
             groups = [working.add(buffer) for buffer in buffers]
             for _ in range(2):
-                context = make()
+                context = make_context()
                 stream = Stream()
                 for group in groups:
                     with group.use(stream=stream):
                         pass
-                destroy(context)
+                destroy_context(context)
                 with groups[0].use():
                     pass
-            context = make()
+            context = make_context()
             stream = Stream()
             with pytest.raises(CUDAError, match="Stream"), groups[1].use(stream=stream):
-                destroy(context)
+                destroy_context(context)
             gc.collect()
             for number, group in enumerate(groups):
                 with group.use() as use, group.use_on_host() as home:
@@ -603,11 +589,11 @@ class TestDestroyed:
         """The call raises, and the use goes on; it can end on another stream, or be lost."""
         with getattr(managedmem, kind)(2 * MIB, ZERO) as working:
             groups = [working.add(alloc(MIB), "write") for _ in range(2)]
-            context = make()
+            context = make_context()
             stream = Stream()
             use, lost = (group.use(stream=stream) for group in groups)
             late = lost.arrays
-            destroy(context)
+            destroy_context(context)
             for each in (use, lost):
                 with pytest.raises(CUDAError, match="Stream"):
                     each.close()
@@ -622,9 +608,9 @@ class TestDestroyed:
     def test_memory_of_a_pool_in_its_order(self, end):
         """The order of the free ended with the stream, and all work before it."""
         with ManagedMemoryResource(pooled=True) as pool:
-            context = make()
+            context = make_context()
             block = pool.allocate(MIB, stream=Stream())
-            destroy(context)
+            destroy_context(context)
             with unchanged():
                 if end == "drop":
                     del block

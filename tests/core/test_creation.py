@@ -25,9 +25,11 @@ from managedmem import (
     MigrationPolicy,
     asarray,
     empty_like,
+    emulator,
     full,
     zeros,
 )
+from pools import needs_pools
 from programs import run_python
 from world import EVERYTHING
 
@@ -517,10 +519,7 @@ class TestManagedBuffers:
             source.fill(9)
             same(asarray(source, "float32"), numpy.full(1 << 20, 9, "float32"))
 
-    @pytest.mark.skipif(
-        managedmem._managedmem._driver_info()["version"] < 13000,
-        reason="pools of managed memory need CUDA 13.0",
-    )
+    @needs_pools
     def test_of_pools(self):
         with ManagedMemoryResource(pooled=True) as pool, pool.allocate(8) as source:
             write(source, pattern(8))
@@ -585,8 +584,6 @@ class TestPlaces:
 
     @pytest.mark.emulator_only
     def test_of_the_host_need_no_stream(self):
-        from managedmem import emulator
-
         with emulator.recording() as calls:
             zeros(PAGE).close()
             full(PAGE, 0.1, policy=MigrationPolicy.prefer(Host())).close()
@@ -595,8 +592,6 @@ class TestPlaces:
 
     @pytest.mark.emulator_only
     def test_of_a_device_are_complete(self):
-        from managedmem import emulator
-
         for make in (
             lambda: zeros(PAGE, policy=ON_DEVICE),
             lambda: full(PAGE, 0.1, policy=ON_DEVICE),
@@ -626,8 +621,6 @@ class TestFailures:
     )
     @pytest.mark.parametrize("name", ["cuMemAdvise", "cuMemPrefetchAsync", "cuStreamSynchronize"])
     def test_leave_no_memory(self, make, name):
-        from managedmem import emulator
-
         make().close()
         before = emulator.live()
         emulator.fail(name, code=719)
@@ -638,8 +631,6 @@ class TestFailures:
         assert emulator.live() == before
 
     def test_of_the_source_leave_no_memory(self):
-        from managedmem import emulator
-
         before = emulator.live()
         for bad in (["x"], [1, [2]], [300], memoryview(b"a").cast("c")):
             with pytest.raises((TypeError, ValueError, OverflowError)):

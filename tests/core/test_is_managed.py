@@ -10,7 +10,7 @@ import managedmem
 from constants import PAGE
 from foreign_objects import CudaArray
 from identifiers import label
-from managedmem import DeviceMemoryResource, ManagedBuffer, is_managed
+from managedmem import DeviceMemoryResource, ManagedBuffer, emulator, is_managed
 
 
 class TestBuffers:
@@ -83,8 +83,6 @@ class TestOtherObjects:
 
 @pytest.mark.emulator_only
 def test_touches_no_page():
-    from managedmem import emulator
-
     with managedmem.empty(4 * PAGE) as buffer:
         with emulator.recording() as calls:
             assert is_managed(buffer)
@@ -95,8 +93,6 @@ def test_touches_no_page():
 
 @pytest.mark.emulator_only
 def test_asks_once_for_memory_of_one_allocation(buf):
-    from managedmem import emulator
-
     plain = ctypes.create_string_buffer(PAGE)
     foreign = ManagedBuffer.from_handle(ctypes.addressof(plain), PAGE)
     for each in (buf, foreign):

@@ -9,6 +9,7 @@ import pytest
 import managedmem
 from constants import EMULATED, MIB, PAGE
 from contents import contents, pattern, write
+from layers import use_all
 from managedmem import Device, Host, ManagedWorkingSet, Stream, emulator
 from programs import run_python
 
@@ -38,12 +39,6 @@ def working():
 @pytest.fixture
 def groups(working, layers):
     return [working.add(layer, "write") for layer in layers]
-
-
-def use_all(groups, stream=None):
-    for group in groups:
-        with group.use(stream=stream):
-            pass
 
 
 class TestArguments:

@@ -13,7 +13,7 @@ from calls import range_queries
 from constants import EMULATED, MIB, PAGE
 from contents import contents
 from driver import device_memory
-from managedmem import Device, Host, ManagedBuffer
+from managedmem import Device, Host, ManagedBuffer, emulator
 from managedmem.typing import PageRun
 from memory_model import Page, merged
 
@@ -251,8 +251,6 @@ class TestPageRuns:
 
     @pytest.mark.emulator_only
     def test_costs_one_query_a_page(self, alloc):
-        from managedmem import emulator
-
         buffer = alloc(10 * PAGE)
         with emulator.recording() as calls:
             buffer.range(PAGE - 1, 2 * PAGE + 2).page_runs()
@@ -295,8 +293,6 @@ TAKEN_BACK = {
 @pytest.mark.parametrize("act", TAKEN_BACK.values(), ids=TAKEN_BACK)
 def test_what_all_pages_had_is_back_where_the_driver_fails(alloc, act, after):
     """A change of several advices is all or nothing for targets whose pages are alike."""
-    from managedmem import emulator
-
     buffers = [alloc(4 * PAGE) for _ in range(3)]
     buffers[1].read_mostly = True
     buffers[1].preferred_location = Device(0)
@@ -322,8 +318,6 @@ def test_what_all_pages_had_is_back_where_the_driver_fails(alloc, act, after):
 def test_pages_that_differed_where_the_driver_fails(alloc, exact):
     """One query for a target says no more than that its pages have nothing in common; a policy asks
     each page."""
-    from managedmem import emulator
-
     mixed, other = alloc(4 * PAGE), alloc(4 * PAGE)
     mixed.range(PAGE, PAGE).preferred_location = Device(0)
     before = mixed.page_runs()
@@ -351,8 +345,6 @@ def test_pages_that_differed_where_the_driver_fails(alloc, exact):
     ids=["add", "discard", "swap"],
 )
 def test_a_last_advice_that_is_refused_leaves_pages_that_differ(alloc, act):
-    from managedmem import emulator
-
     buffer = alloc(4 * PAGE)
     buffer.accessed_by = [Device(0)]
     buffer.range(PAGE, PAGE).accessed_by.add(Host())

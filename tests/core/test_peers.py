@@ -13,7 +13,7 @@ import pytest
 
 import live_sets
 import managedmem
-from calls import names
+from calls import names, recorded
 from constants import EMULATED
 from foreign_objects import cupy_device, torch_device
 from identifiers import label
@@ -290,9 +290,7 @@ class TestCalls:
     """How many calls an operation makes."""
 
     def calls(self, act):
-        with emulator.recording() as calls:
-            act()
-        return names(calls)
+        return names(recorded(act))
 
     def test_a_read_asks_about_every_other_device_each_time(self, pool):
         for read in (set, len, bool, repr, lambda p: 1 in p, lambda p: p == {OWNER}):

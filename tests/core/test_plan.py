@@ -12,7 +12,7 @@ import pytest
 import libraries
 from constants import MIB, PAGE
 from driver import device_memory
-from foreign_objects import CudaArray, foreign
+from foreign_objects import CudaArray, foreign, torch_like
 from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, MigrationPolicy, PrefetchPlan
 from managedmem.typing import PlanEntry
@@ -381,14 +381,7 @@ class TestMaking:
         assert len(PrefetchPlan(Pairs())) == 1
 
     def test_no_entry_is_lost_behind_a_bad_one(self, buf):
-        tensor = foreign(
-            "torch",
-            "Tensor",
-            data_ptr=lambda: buf.handle,
-            shape=(2, 2),
-            stride=lambda: (1,),
-            element_size=lambda: 4,
-        )
+        tensor = torch_like(buf, shape=(2, 2), element_size=lambda: 4)
         with pytest.raises(TypeError, match=r"entries\[1\]: .* of different length"):
             PrefetchPlan([(buf, Host()), (tensor, Host()), (buf, Host())])
 

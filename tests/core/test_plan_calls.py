@@ -10,8 +10,9 @@ import managedmem
 from calls import names
 from constants import KIB, MIB, PAGE
 from foreign_objects import CudaArray
-from managedmem import Device, Host, PrefetchPlan, Stream
+from managedmem import Device, Host, PrefetchPlan, Stream, emulator
 from managedmem._plan_text import RESIDENT, explanation
+from plans import adjacent, separate
 from programs import run_python
 
 pytestmark = pytest.mark.emulator_only
@@ -19,19 +20,8 @@ pytestmark = pytest.mark.emulator_only
 QUERIES = {"cuMemRangeGetAttribute", "cuPointerGetAttributes"}
 
 
-def separate(buffer, count, size=PAGE):
-    """Ranges with a gap of their size between them: nothing to merge."""
-    return [buffer[2 * i * size : (2 * i + 1) * size] for i in range(count)]
-
-
-def adjacent(buffer, count, size=PAGE):
-    return [buffer[i * size : (i + 1) * size] for i in range(count)]
-
-
 def recorded(call):
     """The calls that move something, in order."""
-    from managedmem import emulator
-
     with emulator.recording() as calls:
         call()
     return [c for c in calls if c.name not in QUERIES]
@@ -132,8 +122,6 @@ class TestCalls:
         assert names(calls) == ["cuLaunchHostFunc", "cuMemPrefetchBatchAsync"]
 
     def test_memory_of_others_is_looked_at_once_for_each_allocation(self, alloc, stream):
-        from managedmem import emulator
-
         first, second = alloc(MIB), alloc(MIB)
         plan = PrefetchPlan()
         for i in range(4):

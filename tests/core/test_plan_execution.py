@@ -9,7 +9,7 @@ from constants import EMULATED, MIB, PAGE
 from contents import contents, pattern, write
 from driver import CAPTURE_GLOBAL, capturing, managed_memory, raw_driver
 from foreign_objects import CudaArray
-from managedmem import CUDAError, Device, Host, ManagedBuffer, PrefetchPlan, Stream
+from managedmem import CUDAError, Device, Host, ManagedBuffer, PrefetchPlan, Stream, emulator
 from plans import adjacent, place, places
 from programs import run_python
 
@@ -81,6 +81,7 @@ class TestExecute:
             plan.execute(stream=given)
         assert place(buf) == device0
 
+    @pytest.mark.parametrize("empty", [False, True])
     @pytest.mark.parametrize(
         ("arguments", "error"),
         [
@@ -90,9 +91,9 @@ class TestExecute:
             ({"stream": -1}, ValueError),
         ],
     )
-    def test_bad_arguments(self, buf, arguments, error):
+    def test_bad_arguments(self, buf, arguments, error, empty):
         buf.prefetch(Host())
-        plan = PrefetchPlan([(buf, Device(0))])
+        plan = PrefetchPlan([] if empty else [(buf, Device(0))])
         for call in (plan.execute, plan.discard_prefetch, plan.explain):
             with pytest.raises(error, match=next(iter(arguments))):
                 call(**arguments)
@@ -110,27 +111,10 @@ class TestExecute:
 
     @emulator_only
     def test_an_empty_plan_calls_nothing(self, stream):
-        from managedmem import emulator
-
         with emulator.recording() as calls:
             PrefetchPlan().execute(stream=stream, defer=True, dispatch="batch")
             PrefetchPlan().discard_prefetch()
         assert calls == []
-
-    @pytest.mark.parametrize(
-        ("arguments", "error"),
-        [
-            ({"dispatch": "fast"}, ValueError),
-            ({"defer": 1}, TypeError),
-            ({"stream": "default"}, TypeError),
-            ({"stream": -1}, ValueError),
-        ],
-    )
-    def test_an_empty_plan_checks_its_arguments(self, arguments, error):
-        plan = PrefetchPlan()
-        for call in (plan.execute, plan.discard_prefetch, plan.explain):
-            with pytest.raises(error, match=next(iter(arguments))):
-                call(**arguments)
 
     def test_an_empty_plan_refuses_a_closed_stream(self):
         closed = Stream()
@@ -309,6 +293,7 @@ class TestOtherDrivers:
             """
             import managedmem, re
             from managedmem import Device, Host, PrefetchPlan, emulator
+            from outcomes import refusal
             buffer = managedmem.empty(8 << 20)
             parts = [buffer[2 * i << 20 : (2 * i + 1) << 20] for i in range(4)]
             plan = PrefetchPlan((part, Device(0)) for part in parts)
@@ -322,12 +307,8 @@ class TestOtherDrivers:
                 plan.discard_prefetch,
                 lambda: plan.explain(discard=True),
             ):
-                try:
-                    call()
-                except NotImplementedError as error:
-                    assert "12.2" in str(error) and "13.0" in str(error)
-                else:
-                    raise AssertionError
+                text = refusal(NotImplementedError, call)
+                assert "12.2" in text and "13.0" in text
             """,
             emulator="profile=old12",
         )
@@ -337,15 +318,11 @@ class TestOtherDrivers:
             """
             import managedmem
             from managedmem import CUDAError, Device, PrefetchPlan
+            from outcomes import refusal
             buffer = managedmem.empty(8 << 20)
             plan = PrefetchPlan([(buffer[: 1 << 20], Device(0)), (buffer[2 << 20 :], Device(0))])
             assert "concurrent_managed_access" in plan.explain()
-            try:
-                plan.execute()
-            except CUDAError as error:
-                assert "concurrent_managed_access" in str(error)
-            else:
-                raise AssertionError
+            assert "concurrent_managed_access" in refusal(CUDAError, plan.execute)
             """,
             emulator="profile=wsl",
         )
@@ -445,8 +422,6 @@ class TestMemoryOfOthersThatChanged:
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("call", ["execute", "discard_prefetch", "explain"])
     def test_the_second_look_fails(self, alloc, call):
-        from managedmem import emulator
-
         first, last, other = alloc(PAGE), alloc(PAGE), alloc(PAGE)
         plan = PrefetchPlan([(first, Host()), (CudaArray(other), Host()), (last, Host())])
         emulator.fail("cuPointerGetAttributes", code=719)

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import managedmem
-from calls import advices, range_queries
+from calls import advices, range_queries, recorded
 from constants import EMULATED, MIB, PAGE
 from driver import capturing, device_memory
 from foreign_objects import CudaArray, numpy_bool
@@ -21,6 +21,7 @@ from managedmem import (
     ManagedMemoryResource,
     MigrationPolicy,
     Stream,
+    emulator,
 )
 from policies import samples, scramble, state
 from programs import run_python
@@ -37,30 +38,9 @@ def pooled_memory(size):
         yield memory
 
 
-def recorded(act):
-    from managedmem import emulator
-
-    with emulator.recording() as calls:
-        act()
-    return calls
-
-
 def made(calls):
     """The advices of a log as (advice, first byte, bytes)."""
     return [(c.args["advice"], c.args["ptr"], c.args["count"]) for c in advices(calls)]
-
-
-@pytest.fixture
-def failing():
-    """`failing(2, 3)`: the second and third advice from now on fail."""
-    from managedmem import emulator
-
-    def fail(*nths, name="cuMemAdvise", after=False):
-        for nth in nths:
-            emulator.fail(name, nth=nth, code=999, after=after)
-
-    yield fail
-    emulator.clear_failures()
 
 
 class TestValue:
@@ -414,8 +394,6 @@ def page_policies(buffer):
 @pytest.mark.parametrize("seed", range(28))
 def test_what_is_applied_holds_and_is_recorded(alloc, stream, device0, seed):
     """After advice over ranges whose parts differed, what the driver records is not what holds."""
-    from managedmem import emulator
-
     buffer, policy = alloc(32 * PAGE), samples()[seed % len(samples())]
     scramble(buffer, seed)
     # A policy that agrees with every record changes nothing, right or wrong as the records are.
@@ -508,8 +486,6 @@ class TestAllOrNothing:
     @pytest.mark.parametrize("after", [False, True], ids=["refused", "failed after the effect"])
     @pytest.mark.parametrize("mixed", [False, True], ids=["uniform", "mixed"])
     def test_every_advice_fails_in_turn(self, alloc, failing, mixed, after):
-        from managedmem import emulator
-
         buffers = [alloc(8 * PAGE) for _ in range(3)]
         policy = samples()[-1]
         for nth in range(1, 100):

@@ -14,23 +14,10 @@ import managedmem
 from constants import PAGE
 from driver import managed_memory, raw_driver
 from foreign_objects import CudaArray
-from managedmem import CUDAError, Host, ManagedBuffer, MigrationPolicy
+from managedmem import CUDAError, Host, ManagedBuffer, MigrationPolicy, emulator
 from managedmem.typing import AppliedPolicy
 from policies import samples, scramble, state
 from threads import at_once
-
-
-@pytest.fixture
-def failing():
-    """`failing(2, 3)`: the second and third advice from now on fail."""
-    from managedmem import emulator
-
-    def fail(*nths, name="cuMemAdvise", after=False):
-        for nth in nths:
-            emulator.fail(name, nth=nth, code=999, after=after)
-
-    yield fail
-    emulator.clear_failures()
 
 
 class TestApplied:
@@ -246,8 +233,6 @@ class TestRestoreThatFails:
         assert buffer.page_runs() == before
 
     def test_each_call_of_a_restore_fails_in_turn(self, alloc, failing):
-        from managedmem import emulator
-
         buffers = [alloc(4 * PAGE) for _ in range(2)]
         for name in ("cuMemAdvise", "cuMemRangeGetAttributes", "cuPointerGetAttributes"):
             for nth in range(1, 100):

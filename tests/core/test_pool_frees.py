@@ -17,26 +17,11 @@ from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, raw_driver
 from foreign_objects import ProtocolStream
 from live_memory import settle
 from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource, Stream, emulator
-from pools import KINDS, read
+from pools import needs_pools, read
 from programs import run_python
 from threads import at_once
 
-pytestmark = pytest.mark.skipif(
-    managedmem._managedmem._driver_info()["version"] < 13000,
-    reason="pools of managed memory need CUDA 13.0",
-)
-
-
-@pytest.fixture(params=KINDS)
-def pool(request):
-    with KINDS[request.param]() as made:
-        yield made
-
-
-@pytest.fixture
-def managed():
-    with ManagedMemoryResource(pooled=True) as made:
-        yield made
+pytestmark = needs_pools
 
 
 class TestClosing:
@@ -296,16 +281,8 @@ class TestCapture:
 
 
 @pytest.fixture
-def eager():
-    """Frees run at once, so that what they free is gone without a wait."""
-    emulator.schedule("eager")
-
-
-@pytest.fixture
 def lazy():
     emulator.schedule("lazy")
-    yield
-    emulator.schedule("eager")
 
 
 END_BEHIND_QUEUED_FREES = """

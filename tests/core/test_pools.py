@@ -12,26 +12,11 @@ from contents import contents, pattern, write
 from dlpack import consume, run_deleter
 from identifiers import label
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource, Stream, emulator
-from pools import KINDS, read
+from pools import KINDS, needs_pools, read
 from programs import run_python
 
 KEEP_ALL = 2**64 - 1
-pytestmark = pytest.mark.skipif(
-    managedmem._managedmem._driver_info()["version"] < 13000,
-    reason="pools of managed memory need CUDA 13.0",
-)
-
-
-@pytest.fixture(params=KINDS)
-def pool(request):
-    with KINDS[request.param]() as made:
-        yield made
-
-
-@pytest.fixture
-def managed():
-    with ManagedMemoryResource(pooled=True) as made:
-        yield made
+pytestmark = needs_pools
 
 
 class TestMaking:
@@ -106,10 +91,8 @@ class TestMaking:
         done = run_python(
             """
             from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource
-            try:
-                ManagedMemoryResource(pooled=True)
-            except NotImplementedError as error:
-                print(error)
+            from outcomes import refusal
+            print(refusal(NotImplementedError, lambda: ManagedMemoryResource(pooled=True)))
             with DeviceMemoryResource(Device(0)) as pool, pool.allocate(4096) as buffer:
                 buffer.fill(1)
             """,
@@ -128,14 +111,12 @@ class TestMaking:
         run_python(
             """
             from managedmem import Device, DeviceMemoryResource, ManagedMemoryResource, emulator
+            from outcomes import refusal
             for place in (None, Device(0)):
+                make = lambda: ManagedMemoryResource(pooled=True, preferred_location=place)
                 with emulator.recording() as calls:
-                    try:
-                        ManagedMemoryResource(pooled=True, preferred_location=place)
-                    except NotImplementedError as error:
-                        assert "concurrent_managed_access of every device" in str(error)
-                    else:
-                        raise AssertionError
+                    text = refusal(NotImplementedError, make)
+                assert "concurrent_managed_access of every device" in text
                 assert not [call for call in calls if call.name == "cuMemPoolCreate"]
             with DeviceMemoryResource(Device(0)) as pool, pool.allocate(4096) as buffer:
                 buffer.fill(1)
@@ -185,8 +166,8 @@ class TestAllocating:
         for buffer in buffers:
             buffer.close()
 
-    def test_managed_buffers_are_on_pages_of_their_own(self, managed):
-        buffers = [managed.allocate(100) for _ in range(5)]
+    def test_managed_buffers_are_on_pages_of_their_own(self, managed_pool):
+        buffers = [managed_pool.allocate(100) for _ in range(5)]
         pages = {b.handle // PAGE for b in buffers}
         assert len(pages) == 5
         for buffer in buffers:
@@ -254,8 +235,8 @@ class TestAllocating:
 
 
 class TestKindsOfMemory:
-    def test_managed_memory_is_managed(self, managed, stream):
-        with managed.allocate(PAGE) as buffer:
+    def test_managed_memory_is_managed(self, managed_pool, stream):
+        with managed_pool.allocate(PAGE) as buffer:
             assert buffer.is_managed is True
             assert buffer.is_host_accessible is True
             assert buffer.is_device_accessible is True
@@ -267,17 +248,17 @@ class TestKindsOfMemory:
             assert buffer.__dlpack_device__() == (13, 0)
 
     @pytest.mark.parametrize("advice", ADVICES)
-    def test_advice_on_a_pool_names_the_memory_and_the_alternative(self, managed, advice):
+    def test_advice_on_a_pool_names_the_memory_and_the_alternative(self, managed_pool, advice):
         location = Device(0) if "location" in advice else Host()
-        with managed.allocate(PAGE) as buffer:
+        with managed_pool.allocate(PAGE) as buffer:
             with pytest.raises(managedmem.CUDAError) as caught:
-                managedmem.advise([managed.allocate(0), buffer], advice, location)
+                managedmem.advise([managed_pool.allocate(0), buffer], advice, location)
             assert f"({PAGE} bytes at {buffer.handle:#x})" in str(caught.value)
         assert caught.value.name == "CUDA_ERROR_NOT_SUPPORTED"
         assert "ManagedMemoryResource().allocate()" in str(caught.value)
 
-    def test_properties_refuse_in_the_same_way(self, managed):
-        with managed.allocate(PAGE) as buffer:
+    def test_properties_refuse_in_the_same_way(self, managed_pool):
+        with managed_pool.allocate(PAGE) as buffer:
             for name, value in (
                 ("read_mostly", True),
                 ("preferred_location", Host()),
@@ -375,30 +356,30 @@ class TestNumbers:
             assert pool.attributes.release_threshold == value
 
     @pytest.mark.parametrize("bad", [-1, 2**64])
-    def test_thresholds_have_64_bits(self, managed, bad):
+    def test_thresholds_have_64_bits(self, managed_pool, bad):
         with pytest.raises(ValueError, match="2\\*\\*64"):
-            managed.attributes.release_threshold = bad
-        assert managed.attributes.release_threshold == KEEP_ALL
+            managed_pool.attributes.release_threshold = bad
+        assert managed_pool.attributes.release_threshold == KEEP_ALL
 
     @pytest.mark.parametrize("bad", ["1", 1.0, None, True], ids=label)
-    def test_thresholds_are_ints(self, managed, bad):
+    def test_thresholds_are_ints(self, managed_pool, bad):
         with pytest.raises(TypeError, match="int"):
-            managed.attributes.release_threshold = bad
+            managed_pool.attributes.release_threshold = bad
 
-    def test_the_rest_is_read_only(self, managed):
+    def test_the_rest_is_read_only(self, managed_pool):
         with pytest.raises(AttributeError):
-            managed.attributes.used_mem_current = 0
+            managed_pool.attributes.used_mem_current = 0
         with pytest.raises(AttributeError):
-            del managed.attributes.release_threshold
+            del managed_pool.attributes.release_threshold
 
     @pytest.mark.parametrize("bad", [-1, 1 << 70])
-    def test_trim_to_less_than_nothing(self, managed, bad):
+    def test_trim_to_less_than_nothing(self, managed_pool, bad):
         with pytest.raises(ValueError, match="keep"):
-            managed.trim(bad)
+            managed_pool.trim(bad)
 
-    def test_trim_takes_ints(self, managed):
+    def test_trim_takes_ints(self, managed_pool):
         with pytest.raises(TypeError, match="keep"):
-            managed.trim("all")
+            managed_pool.trim("all")
 
     def test_numbers_keep_their_pool(self):
         numbers = DeviceMemoryResource(0).attributes
@@ -498,9 +479,9 @@ def test_the_device_of_a_managed_pool_is_the_preferred_one(preferred, device1, c
 
 
 @pytest.mark.emulator_only
-def test_managed_pool_memory_is_known_from_the_start(managed, device0):
+def test_managed_pool_memory_is_known_from_the_start(managed_pool, device0):
     """The driver is not asked what it is: the allocation said so."""
-    buffer = managed.allocate(PAGE)
+    buffer = managed_pool.allocate(PAGE)
     with emulator.recording() as calls:
         buffer.prefetch(device0)
     assert "cuPointerGetAttributes" not in names(calls)

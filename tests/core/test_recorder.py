@@ -499,18 +499,11 @@ class TestCaptures:
         assert len(recorder.parts()) == 2
 
 
-@pytest.fixture
-def disturb():
-    """Disturb the emulated queue; the end of the test resets it."""
-    yield emulator.disturb_queue
-    emulator.disturb_queue()
-
-
 @pytest.mark.emulator_only
 class TestDisturbedQueues:
     @pytest.mark.parametrize("switch", ["absent", "denied", "refused"])
-    def test_no_queue(self, disturb, switch):
-        disturb(**{switch: True})
+    def test_no_queue(self, switch):
+        emulator.disturb_queue(**{switch: True})
         recorder = Recorder()
         with pytest.raises(TraceUnavailableError) as error:
             recorder.start()
@@ -521,17 +514,17 @@ class TestDisturbedQueues:
             f"no source of unified-memory events. Tried:\n  emulator: {sentence}"
         )
         assert type(error.value) is TraceUnavailableError
-        disturb()
+        emulator.disturb_queue()
         recorder.start()
         recorder.stop()
 
-    def test_dropped_records_are_counted(self, alloc, device0, disturb):
+    def test_dropped_records_are_counted(self, alloc, device0):
         buffer = alloc(BLOCK)
         on_host(buffer)
         buffer.prefetch(device0)
         recorder = Recorder()
         recorder.start()
-        disturb(drop=4)
+        emulator.disturb_queue(drop=4)
         read(buffer, *range(BLOCK // PAGE))
         recorder.stop()
         sums = Result(recorder).at(buffer)
@@ -540,13 +533,13 @@ class TestDisturbedQueues:
         assert recorder.report()["lost"] == made - seen
         assert seen in {made - made // 4, made - made // 4 - 1}
 
-    def test_garbage_is_rejected(self, alloc, device0, disturb):
+    def test_garbage_is_rejected(self, alloc, device0):
         buffer = alloc(BLOCK)
         on_host(buffer)
         buffer.prefetch(device0)
         recorder = Recorder()
         recorder.start()
-        disturb(garbage=5)
+        emulator.disturb_queue(garbage=5)
         read(buffer, *range(BLOCK // PAGE))
         recorder.stop()
         assert recorder.report()["rejected"] > 0
@@ -554,12 +547,12 @@ class TestDisturbedQueues:
         assert (sums["host_faults"], sums["to_host_fault"]) == (BLOCK // PAGE, BLOCK)
 
     @pytest.mark.parametrize("flushes", [1, 2])
-    def test_late_records_arrive(self, alloc, device0, disturb, flushes):
+    def test_late_records_arrive(self, alloc, device0, flushes):
         buffer = alloc(BLOCK)
         on_host(buffer)
         recorder = Recorder()
         recorder.start()
-        disturb(late=flushes)
+        emulator.disturb_queue(late=flushes)
         buffer.prefetch(device0)
         recorder.mark()
         recorder.stop()

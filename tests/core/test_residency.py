@@ -12,23 +12,17 @@ import managedmem
 from constants import EMULATED, MIB, PAGE
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, device_memory
 from foreign_objects import CudaArray
-from managedmem import Device, Host, ManagedBuffer
+from managedmem import Device, Host, ManagedBuffer, emulator
 from managedmem.typing import Residency
 from page_map import mapped
 from page_steps import AROUND, Script
 from programs import run_python
 from residencies import HINT, HOST, MAP, OFF, check, load, residency, store
 
+pytestmark = pytest.mark.usefixtures("eager")
+
 SIZE = 4 * MIB
 PAGES = SIZE // PAGE
-
-
-@pytest.fixture(autouse=True)
-def eager():
-    if EMULATED:
-        from managedmem import emulator
-
-        emulator.schedule("eager")
 
 
 def bytes_on_host(buffer, pages):
@@ -229,8 +223,6 @@ class TestPrefetchHints:
 
     @pytest.mark.emulator_only
     def test_cost_one_query_where_pages_are_alike(self, alloc):
-        from managedmem import emulator
-
         buffer = alloc(SIZE)
         store(buffer)
         with emulator.recording() as calls:
@@ -249,8 +241,6 @@ class TestPrefetchHints:
 
     @pytest.mark.emulator_only
     def test_of_numa_hosts(self, alloc):
-        from managedmem import emulator
-
         buffer = alloc(2 * PAGE)
         store(buffer)
         try:
@@ -357,15 +347,12 @@ class TestSystems:
         run_python(
             """
             import managedmem
+            from outcomes import refusal
             buffer = managedmem.empty(8 << 20)
             for call in (buffer.residency, lambda: managedmem.residency([buffer])):
-                try:
-                    call()
-                except NotImplementedError as error:
-                    assert "concurrent_managed_access" in str(error), error
-                    assert "the page map says nothing" in str(error), error
-                else:
-                    raise AssertionError
+                text = refusal(NotImplementedError, call)
+                assert "concurrent_managed_access" in text, text
+                assert "the page map says nothing" in text, text
             assert buffer[:0].residency().nbytes == 0
             """,
             emulator="profile=wsl",
@@ -374,7 +361,7 @@ class TestSystems:
     @pytest.mark.emulator_only
     def test_without_proc(self):
         done = run_python("""
-            import ctypes, managedmem
+            import ctypes, managedmem, pytest
             libc = ctypes.CDLL(None)
             namespaces = 0x10020000  # of a user, and of mounts
             private = 1 << 18 | 1 << 14
@@ -388,13 +375,9 @@ class TestSystems:
                 print("no namespaces")
                 raise SystemExit
             for call in (buffer.residency, lambda: managedmem.residency([buffer])):
-                try:
+                with pytest.raises(FileNotFoundError) as error:
                     call()
-                except FileNotFoundError as error:
-                    assert error.filename == "/proc/self/pagemap", error
-                    assert error.errno == 2
-                else:
-                    raise AssertionError
+                assert (error.value.filename, error.value.errno) == ("/proc/self/pagemap", 2)
             buffer.close()
         """)
         if "no namespaces" in done.stdout:
@@ -442,6 +425,7 @@ class TestSystems:
     def test_without_a_descriptor_left(self):
         run_python("""
             import errno, os, resource, managedmem
+            from outcomes import refusal
             buffer = managedmem.empty(1 << 20)
             buffer.residency()
             before = len(os.listdir("/proc/self/fd"))
@@ -452,12 +436,7 @@ class TestSystems:
                     held.append(os.dup(0))
             except OSError:
                 pass
-            try:
-                buffer.residency()
-            except OSError as error:
-                assert error.errno == errno.EMFILE, error
-            else:
-                raise AssertionError
+            assert os.strerror(errno.EMFILE) in refusal(OSError, buffer.residency)
             os.close(held.pop())
             for _ in range(10):
                 buffer.residency()  # which gives the descriptor back

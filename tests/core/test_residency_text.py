@@ -8,18 +8,12 @@ from struct import Struct
 
 import pytest
 
-from constants import EMULATED, MIB, PAGE
+from constants import MIB, PAGE
 from managedmem import Device, Host
 from managedmem._residency import make
 from residencies import HINT, HOST, MAP, OFF, residency, store
 
-
-@pytest.fixture(autouse=True)
-def eager():
-    if EMULATED:
-        from managedmem import emulator
-
-        emulator.schedule("eager")
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 class TestText:

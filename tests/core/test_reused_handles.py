@@ -5,25 +5,11 @@ import ctypes
 import pytest
 
 from constants import PAGE
-from driver import raw_driver
+from driver import checked, destroy_context, make_context, raw_driver
 from live_memory import settle
 from managedmem import Device, ManagedMemoryResource, Stream
 
 NON_BLOCKING = 1
-
-
-def checked(code):
-    assert code == 0, f"the driver returned {code}"
-
-
-def make_context():
-    context = ctypes.c_void_p()
-    checked(raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, 0))
-    return context
-
-
-def destroy_context(context):
-    checked(raw_driver().cuCtxDestroy_v2(context))
 
 
 def make_stream():

@@ -11,7 +11,7 @@ from contents import contents, pattern, write
 from driver import managed_memory, raw_driver
 from foreign_objects import CudaArray
 from live_memory import settle
-from managedmem import Device, Host, PrefetchPlan
+from managedmem import Device, Host, PrefetchPlan, emulator
 
 HALF = PAGE // 2
 DISPATCH = ["auto", "batch", "loop"]
@@ -123,8 +123,6 @@ def random_targets(rng, whole_page):
 @each_function
 def test_as_if_one_by_one(alloc, function, dispatch):
     """Against the plain definition, over random targets: where pages are, and what is kept."""
-    from managedmem import emulator
-
     rng = random.Random(f"{function.__name__} {dispatch}")
     buffer, data = alloc(PAGES * PAGE), pattern(PAGES * PAGE)
     for _ in range(50):
@@ -152,8 +150,6 @@ def test_as_if_one_by_one(alloc, function, dispatch):
 @emulator_only
 @each_move
 def test_ranges_of_pages_of_their_own_still_go_together(alloc, device0, device1, function, stream):
-    from managedmem import emulator
-
     buffer = alloc(2 * MIB)
     parts = [buffer[i << 17 :][: 1 << 16] for i in range(8)]
     with emulator.recording() as calls:

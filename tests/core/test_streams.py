@@ -14,8 +14,6 @@ from foreign_objects import ProtocolStream, bindings_object, foreign
 from identifiers import label
 from managedmem import Device, Host, Stream, emulator
 
-SPECIAL_HANDLES = {"legacy": 0, "legacy by number": 1, "per thread": 2}
-
 
 class TestStream:
     def test_has_a_handle_of_its_own(self):
@@ -69,8 +67,6 @@ class TestStream:
 
     @pytest.mark.emulator_only
     def test_a_forgotten_stream_is_destroyed(self):
-        from managedmem import emulator
-
         before = emulator.live().streams
         stream = Stream()
         assert emulator.live().streams == before + 1
@@ -79,7 +75,7 @@ class TestStream:
 
 
 class TestFromHandle:
-    @pytest.mark.parametrize("handle", SPECIAL_HANDLES.values(), ids=SPECIAL_HANDLES)
+    @pytest.mark.parametrize("handle", [0, 1, 2], ids=["legacy", "legacy by number", "per thread"])
     def test_takes_the_special_handles(self, handle, buf, device0):
         wrapped = Stream.from_handle(handle)
         assert wrapped.handle == handle
@@ -180,67 +176,46 @@ class WithIndex:
         return self.number
 
 
-def stream_forms(stream):
-    """Every form in which a user may name a stream."""
-    return {
-        "none": None,
-        "own": stream,
-        "wrapped": Stream.from_handle(stream.handle),
-        "protocol": ProtocolStream(stream.handle),
-        "legacy protocol": ProtocolStream(0),
-        "integer": stream.handle,
-        "object with an index": WithIndex(stream.handle),
-        "torch": foreign("torch.cuda.streams", "Stream", cuda_stream=stream.handle),
-        "torch default": foreign("torch.cuda.streams", "Stream", cuda_stream=0),
-        "torch of any backend": foreign("torch", "Stream", native_handle=stream.handle),
-        "cupy": foreign("cupy.cuda.stream", "Stream", ptr=stream.handle),
-        "numba int": numba_stream(stream.handle),
-        "numba pointer": numba_stream(ctypes.c_void_p(stream.handle)),
-        "numba null pointer": numba_stream(ctypes.c_void_p()),
-        "numba CUstream": numba_stream(bindings_object("CUstream", stream.handle)),
-        "CUstream": bindings_object("CUstream", stream.handle),
-        "CUstream in the protocol": ProtocolStream(bindings_object("CUstream", stream.handle)),
-        **SPECIAL_HANDLES,
-    }
+FORMS = {
+    "none": lambda s: None,
+    "own": lambda s: s,
+    "wrapped": lambda s: Stream.from_handle(s.handle),
+    "protocol": lambda s: ProtocolStream(s.handle),
+    "legacy protocol": lambda s: ProtocolStream(0),
+    "integer": lambda s: s.handle,
+    "object with an index": lambda s: WithIndex(s.handle),
+    "torch": lambda s: foreign("torch.cuda.streams", "Stream", cuda_stream=s.handle),
+    "torch default": lambda s: foreign("torch.cuda.streams", "Stream", cuda_stream=0),
+    "torch of any backend": lambda s: foreign("torch", "Stream", native_handle=s.handle),
+    "cupy": lambda s: foreign("cupy.cuda.stream", "Stream", ptr=s.handle),
+    "numba int": lambda s: numba_stream(s.handle),
+    "numba pointer": lambda s: numba_stream(ctypes.c_void_p(s.handle)),
+    "numba null pointer": lambda s: numba_stream(ctypes.c_void_p()),
+    "numba CUstream": lambda s: numba_stream(bindings_object("CUstream", s.handle)),
+    "CUstream": lambda s: bindings_object("CUstream", s.handle),
+    "CUstream in the protocol": lambda s: ProtocolStream(bindings_object("CUstream", s.handle)),
+    "legacy": lambda s: 0,
+    "legacy by number": lambda s: 1,
+    "per thread": lambda s: 2,
+}
+"""Every form in which a user may name a stream."""
 
 
-FORMS = (
-    "none",
-    "own",
-    "wrapped",
-    "protocol",
-    "legacy protocol",
-    "integer",
-    "object with an index",
-    "torch",
-    "torch default",
-    "torch of any backend",
-    "cupy",
-    "numba int",
-    "numba pointer",
-    "numba null pointer",
-    "numba CUstream",
-    "CUstream",
-    "CUstream in the protocol",
-    *SPECIAL_HANDLES,
-)
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 class TestEveryFormOfStream:
     def test_prefetch(self, form, buf, stream, device0):
-        buf.prefetch(device0, stream=stream_forms(stream)[form])
+        buf.prefetch(device0, stream=form(stream))
         device0.sync()
         assert buf.last_prefetch_location is device0
 
     def test_discard_prefetch(self, form, buf, stream, device0):
-        buf.discard_prefetch(device0, stream=stream_forms(stream)[form])
+        buf.discard_prefetch(device0, stream=form(stream))
         device0.sync()
         assert buf.last_prefetch_location is device0
 
     def test_discard_then_fill(self, form, buf, stream, device0):
         """With a prefetch between: a write alone need not end the discarded state."""
-        chosen = stream_forms(stream)[form]
+        chosen = form(stream)
         buf.discard(stream=chosen)
         buf.prefetch(device0, stream=chosen)
         buf.fill(9, stream=chosen)
@@ -249,11 +224,11 @@ class TestEveryFormOfStream:
     def test_copy(self, form, buf, alloc, stream):
         write(buf, pattern(buf.size))
         other = alloc(buf.size)
-        other.copy_from(buf, stream=stream_forms(stream)[form])
+        other.copy_from(buf, stream=form(stream))
         assert contents(other) == contents(buf)
 
     def test_free_functions(self, form, buf, stream, device0):
-        chosen = stream_forms(stream)[form]
+        chosen = form(stream)
         pages = [buf[:PAGE], buf[2 * PAGE : 3 * PAGE]]
         managedmem.discard(pages, stream=chosen)
         managedmem.discard_prefetch(pages, device0, stream=chosen)
@@ -262,7 +237,7 @@ class TestEveryFormOfStream:
         assert [p.last_prefetch_location for p in pages] == [Host(), Host()]
 
     def test_allocate_and_close(self, form, stream):
-        chosen = stream_forms(stream)[form]
+        chosen = form(stream)
         buffer = managedmem.ManagedMemoryResource().allocate(PAGE, stream=chosen)
         buffer.close(chosen)
         assert buffer.is_closed
@@ -319,23 +294,18 @@ class Raising:
 
 @operations
 class TestWhatIsNoStream:
-    @pytest.mark.parametrize("bad", ["default", 1.5, object(), [], b"0", True, Host()], ids=label)
-    def test_is_a_type_error_that_speaks_of_streams(self, operation, bad, buf):
-        with pytest.raises(TypeError, match="stream"):
-            operation(buf, bad)
-        assert buf.last_prefetch_location is None
-
     @pytest.mark.parametrize(
         "bad",
         [
+            *("default", 1.5, object(), [], b"0", True, Host()),
             numba_stream("0"),
             numba_stream(ctypes.c_char_p(b"0")),
             bindings_object("CUdevice", 0),
             foreign("elsewhere", "Stream", __cuda_stream__=(0, 0)),
         ],
-        ids=["numba text", "numba text pointer", "CUdevice", "no method"],
+        ids=label,
     )
-    def test_what_looks_like_a_stream(self, operation, bad, buf):
+    def test_is_a_type_error_that_speaks_of_streams(self, operation, bad, buf):
         with pytest.raises(TypeError, match="stream"):
             operation(buf, bad)
         assert buf.last_prefetch_location is None
@@ -435,9 +405,11 @@ class TestOrder:
         elif request.param == "lazy":
             pytest.skip("a GPU has its own schedule")
 
-    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
-    def test_a_copy_before_a_discard_sees_the_old_bytes(self, own, buf, alloc, stream):
-        chosen = stream if own else None
+    @pytest.fixture(params=["legacy", "own stream"])
+    def chosen(self, request, stream):
+        return stream if request.param == "own stream" else None
+
+    def test_a_copy_before_a_discard_sees_the_old_bytes(self, buf, alloc, chosen):
         data = pattern(buf.size)
         write(buf, data)
         copy = alloc(buf.size)
@@ -445,18 +417,14 @@ class TestOrder:
         buf.discard(stream=chosen)
         assert contents(copy) == data
 
-    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
-    def test_a_fill_after_a_discard_wins(self, own, buf, device0, stream):
-        chosen = stream if own else None
+    def test_a_fill_after_a_discard_wins(self, buf, device0, chosen):
         write(buf, 1)
         buf.discard(stream=chosen)
         buf.prefetch(device0, stream=chosen)
         buf.fill(5, stream=chosen)
         assert contents(buf) == b"\x05" * buf.size
 
-    @pytest.mark.parametrize("own", [False, True], ids=["legacy", "own stream"])
-    def test_fill_after_a_batched_discard_prefetch_wins(self, own, buf, device0, stream):
-        chosen = stream if own else None
+    def test_fill_after_a_batched_discard_prefetch_wins(self, buf, device0, chosen):
         pages = [buf[i * PAGE : (i + 1) * PAGE] for i in range(0, 16, 2)]
         managedmem.discard_prefetch(pages, device0, stream=chosen)
         buf.fill(6, stream=chosen)

@@ -27,13 +27,6 @@ def memories_add_up(monkeypatch):
     yield from check_ended_traces(monkeypatch)
 
 
-@pytest.fixture
-def undisturbed():
-    """Mends the emulated event queues after a test that disturbs them."""
-    yield
-    emulator.disturb_queue()
-
-
 def interrupt():
     raise KeyboardInterrupt
 
@@ -409,7 +402,7 @@ class TestHostileQueues:
         words = {"absent": "--device /dev/nvidia-uvm-tools", "denied": "needs permission"}
         assert words.get(name, "") in text
 
-    def test_garbage_is_counted(self, buf, undisturbed):
+    def test_garbage_is_counted(self, buf):
         with managedmem.trace() as t:
             emulator.disturb_queue(garbage=1)
             for _ in range(20):  # some garbage looks like records that a trace does not need
@@ -421,7 +414,7 @@ class TestHostileQueues:
         assert t[buf].to_device == 20 * MIB
         assert f"{t.rejected} records of the source were not understood" in t.problems[0]
 
-    def test_a_device_that_stays_unknown_is_missing(self, buf, device1, undisturbed):
+    def test_a_device_that_stays_unknown_is_missing(self, buf, device1):
         emulator.disturb_queue(unlisted=2)
         with managedmem.trace() as t:
             buf.prefetch(device1)
@@ -430,7 +423,7 @@ class TestHostileQueues:
         assert t.findings() == ()
         assert f"{t.rejected} records of the source were not understood" in t.problems[0]
 
-    def test_lost_events_are_counted(self, buf, undisturbed):
+    def test_lost_events_are_counted(self, buf):
         with managedmem.trace() as t:
             emulator.disturb_queue(drop=1)
             buf.prefetch(Device(0))

@@ -12,14 +12,8 @@ import pytest
 from constants import EMULATED, MIB, PAGE
 from contents import pattern
 from kernels import Sources, read_by_device, write_by_device
+from layers import SIZE, layer
 from managedmem import Device, Stream, WorkingSet, emulator
-
-SIZE = 16 * PAGE
-
-
-def layer(number, size=SIZE):
-    """An array with contents of its own."""
-    return numpy.frombuffer(pattern(size, number), dtype="uint8")
 
 
 def all_are(value, array):

@@ -3,37 +3,13 @@
 import gc
 import weakref
 
-import numpy
 import pytest
 
 from constants import PAGE
 from contents import pattern
 from kernels import read_by_device, write_by_device
+from layers import SIZE, layer, use_all
 from managedmem import Device, Stream, WorkingSet, emulator
-
-SIZE = 16 * PAGE
-
-
-def layer(number, size=SIZE):
-    """An array with contents of its own."""
-    return numpy.frombuffer(pattern(size, number), dtype="uint8")
-
-
-@pytest.fixture
-def working():
-    with WorkingSet(4 * SIZE, Device(0)) as made:
-        yield made
-
-
-@pytest.fixture
-def groups(working):
-    return [working.add(layer(number), name=f"layer {number}") for number in range(16)]
-
-
-def use_all(groups, stream=None):
-    for group in groups:
-        with group.use(stream=stream):
-            pass
 
 
 class TestLateArrays:

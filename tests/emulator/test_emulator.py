@@ -166,10 +166,8 @@ class TestDisturbedQueues:
 
     @pytest.fixture
     def queue(self):
-        emulator.disturb_queue()
         with EventQueue() as queue:
             yield queue
-        emulator.disturb_queue()
 
     def test_undisturbed_every_page_has_its_record(self, queue):
         assert queue.store_pages(100) == (100, 0)

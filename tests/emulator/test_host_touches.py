@@ -16,30 +16,18 @@ from managedmem import Device, Host, emulator
 from page_map import count_mapped, mapped
 from page_steps import AROUND, Script
 from programs import run_python
+from traces import load, store
 
-pytestmark = pytest.mark.emulator_only
+pytestmark = [pytest.mark.emulator_only, pytest.mark.usefixtures("eager")]
 
 SIZE = 4 * MIB
 PAGES = SIZE // PAGE
-
-
-@pytest.fixture(autouse=True)
-def eager():
-    emulator.schedule("eager")
 
 
 @pytest.fixture
 def memory(alloc):
     """A buffer that the host has never touched."""
     return alloc(SIZE)
-
-
-def store(buffer, value=1):
-    ctypes.memset(buffer.handle, value, buffer.size)
-
-
-def load(buffer):
-    return ctypes.string_at(buffer.handle, buffer.size)
 
 
 def moved():

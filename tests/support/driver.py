@@ -20,8 +20,19 @@ def raw_driver():
 _library = functools.cache(ctypes.CDLL)  # each would make classes of its own
 
 
-def _checked(result):
+def checked(result):
     assert result == 0, f"raw driver call failed with {result}"
+
+
+def make_context(ordinal=0):
+    """A context that is not the primary one of the device, current in this thread."""
+    context = ctypes.c_void_p()
+    checked(raw_driver().cuCtxCreate_v2(ctypes.byref(context), 0, ordinal))
+    return context
+
+
+def destroy_context(context):
+    checked(raw_driver().cuCtxDestroy_v2(context))
 
 
 def pop_contexts(depth):
@@ -33,7 +44,7 @@ def pop_contexts(depth):
 
     context = ctypes.c_void_p()
     while emulator.live().context_depth > depth:
-        _checked(raw_driver().cuCtxPopCurrent_v2(ctypes.byref(context)))
+        checked(raw_driver().cuCtxPopCurrent_v2(ctypes.byref(context)))
 
 
 class Capture:
@@ -48,14 +59,14 @@ def capturing(stream, mode=CAPTURE_RELAXED):
     driver = raw_driver()
     handle = ctypes.c_void_p(stream.handle)
     graph = ctypes.c_void_p()
-    _checked(driver.cuStreamBeginCapture_v2(handle, mode))
+    checked(driver.cuStreamBeginCapture_v2(handle, mode))
     capture = Capture()
     try:
         yield capture
     finally:
         capture.result = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
         if capture.result == 0 and graph:
-            _checked(driver.cuGraphDestroy(graph))
+            checked(driver.cuGraphDestroy(graph))
 
 
 @contextlib.contextmanager
@@ -66,11 +77,11 @@ def _memory_of_driver(allocate, free, size):
     managedmem.Device(0).set_current()
     driver = raw_driver()
     pointer = ctypes.c_uint64()
-    _checked(getattr(driver, allocate)(ctypes.byref(pointer), ctypes.c_size_t(size)))
+    checked(getattr(driver, allocate)(ctypes.byref(pointer), ctypes.c_size_t(size)))
     try:
         yield pointer.value
     finally:
-        _checked(getattr(driver, free)(pointer))
+        checked(getattr(driver, free)(pointer))
 
 
 def device_memory(size=PAGE):
@@ -90,7 +101,7 @@ def managed_memory(size=PAGE):
     managedmem.Device(0).set_current()
     pointer = ctypes.c_uint64()
     attach_global = 1
-    _checked(
+    checked(
         raw_driver().cuMemAllocManaged(
             ctypes.byref(pointer), ctypes.c_size_t(size), ctypes.c_uint(attach_global)
         )

@@ -48,6 +48,17 @@ def torch_device(kind, index=None):
     return foreign("torch", "device", type=kind, index=index)
 
 
+def torch_like(buffer, **members):
+    """The attributes that are read from a tensor, and no others."""
+    given = {
+        "data_ptr": lambda: buffer.handle,
+        "shape": (buffer.size,),
+        "stride": lambda: (1,),
+        "element_size": lambda: 1,
+    }
+    return foreign("torch", "Tensor", **(given | members))
+
+
 def cupy_device(ordinal):
     return foreign("cupy.cuda.device", "Device", id=ordinal)
 

@@ -1,6 +1,14 @@
 """Pools of each kind, and the bytes of their memory."""
 
+import pytest
+
+import managedmem
 from managedmem import Device, DeviceMemoryResource, Host, ManagedMemoryResource
+
+needs_pools = pytest.mark.skipif(
+    managedmem._managedmem._driver_info()["version"] < 13000,
+    reason="pools of managed memory need CUDA 13.0",
+)
 
 KINDS = {
     "managed": lambda: ManagedMemoryResource(pooled=True),
