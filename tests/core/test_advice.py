@@ -413,22 +413,6 @@ def test_a_weak_proxy_of_anything_else_is_no_location(buf):
     assert buf.preferred_location is None
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda n: torch_device("cuda", n),
-        cupy_device,
-        numba_device,
-        lambda n: jax_device("gpu", n),
-        lambda n: bindings_object("CUdevice", n),
-    ],
-)
-def test_an_absent_device_of_another_library(buf, make):
-    count = Device.count()
-    with pytest.raises(ValueError, match=rf"\b{count}\b"):
-        buf.preferred_location = make(count)
-
-
 def test_the_real_torch_device(buf):
     torch = pytest.importorskip("torch", reason="needs torch")
     buf.preferred_location = torch.device("cuda", 0)

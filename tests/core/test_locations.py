@@ -1,10 +1,8 @@
 """Host and Device: identity, immutability, pickling, what a device tells about itself."""
 
 import copy
-import gc
 import operator
 import pickle
-import threading
 import weakref
 
 import pytest
@@ -40,9 +38,7 @@ class TestEveryLocation:
         assert repr(build(text)) == text
 
     def test_is_the_same_object_in_another_thread(self, text):
-        seen = []
-        at_once(lambda: seen.append(build(text)))
-        assert seen[0] is build(text)
+        assert at_once(lambda: build(text))[0] is build(text)
 
     @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
     def test_pickles_to_itself(self, text, protocol):
@@ -81,10 +77,6 @@ class TestEveryLocation:
         with pytest.raises(TypeError):
             operator.lt(build(text), build("Host()"))
 
-    def test_comes_back_after_collection(self, text):
-        gc.collect()
-        assert repr(build(text)) == text
-
 
 def test_the_classes_are_public():
     assert {"Host", "Device"} <= set(managedmem.__all__)
@@ -104,10 +96,6 @@ class TestHost:
         host = build(text)
         assert host.numa_id == numa_id
         assert host.is_numa_current is current
-
-    def test_any_host_is_not_node_zero(self):
-        assert Host() is not Host(0)
-        assert Host() != Host(0)
 
     def test_takes_its_node_by_position_or_name(self):
         assert Host(3) is Host(numa_id=3)
@@ -293,11 +281,7 @@ class TestDevice:
         assert Device() is Device(0)
 
     def test_a_fresh_thread_has_a_device(self):
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(Device()))
-        thread.start()
-        thread.join()
-        assert seen == [Device(0)]
+        assert at_once(Device) == [Device(0)]
 
     def test_sync_gives_nothing(self, device0):
         assert device0.sync() is None
@@ -393,10 +377,6 @@ class TestDevice:
         assert 0 < info.free <= info.total
         assert tuple(info) == (info.free, info.total)
         assert type(info).__name__ == "MemoryInfo"
-
-    def test_is_not_a_host(self, device0):
-        assert not isinstance(device0, Host)
-        assert not isinstance(Host(), Device)
 
 
 @pytest.mark.emulator_only

@@ -105,10 +105,8 @@ class TestArguments:
             """
             import numpy
             from managedmem import ManagedWorkingSet, WorkingSet
-            try:
-                ManagedWorkingSet(4096)
-            except NotImplementedError as error:
-                print(error)
+            from outcomes import refusal
+            print(refusal(NotImplementedError, ManagedWorkingSet, 4096))
             with WorkingSet(4096) as working:
                 with working.add(numpy.zeros(9)).use() as use:
                     print(use.is_resident)

@@ -40,15 +40,19 @@ def bytes_on_host(buffer, pages):
 RECORDED = [
     ("", 0, None),
     ("host reads a quarter", SIZE // 4, None),
+    ("host writes a quarter", SIZE // 4, None),
     ("host writes all", SIZE, None),
     ("host writes all, prefetch D", 0, "D"),
     ("host writes all, prefetch D, host reads one", AROUND, "D"),
     ("host writes all, prefetch D, host reads half", SIZE // 2, "D"),
+    ("host writes all, prefetch D, host reads one, host reads half", SIZE // 2, "D"),
     ("host writes all, prefetch D, host reads half, prefetch H", SIZE, "H"),
     ("host writes all, prefetch H, device reads all", 0, "H"),
     ("prefetch D", 0, "D"),
     ("prefetch H", SIZE, "H"),
     ("device reads all", 0, None),
+    ("host writes all, set read mostly", SIZE, None),
+    ("host writes all, set read mostly, device reads all", SIZE, None),
     ("set read mostly, host writes all", SIZE, None),
     ("set read mostly, host writes all, device reads all", SIZE, None),
     ("set read mostly, host writes all, device reads all, device writes half", SIZE // 2, None),
@@ -64,6 +68,7 @@ RECORDED = [
     ("host writes all, discard", 0, None),
     ("host writes all, discard, host reads all", SIZE, None),
     ("host writes all, prefetch D, discard", 0, "D"),
+    ("host writes all, device fills all", 0, None),
     ("host writes all, prefetch D, device fills all", 0, "D"),
 ]
 NAMES = {"D": Device(0), "H": Host(), None: None}

@@ -12,6 +12,8 @@ import managedmem
 from canned_recorder import MONOTONIC, MS, NOT_A_BUFFER, OTHER, RAW, Canned
 from constants import KIB, MIB, PAGE
 from managedmem import Device, Host, _trace_memories
+from managedmem._trace_table import share_text
+from managedmem._units import count_text, size_text, wrapped
 
 GIB = 1 << 30
 
@@ -76,8 +78,6 @@ def test_table_without_faults_leaves_their_columns_blank(traced):
 
 
 def test_wrapped_lines_keep_numbers_with_their_units():
-    from managedmem._units import wrapped
-
     for filler in range(80, 101):
         lines = wrapped(f"{'a' * filler} -96.034 ms of layers-of-1; 3.2 x", "  ", "    ").split(
             "\n"
@@ -224,8 +224,6 @@ def test_system_memory_has_its_name(traced, monkeypatch):
     ],
 )
 def test_sizes(number, text):
-    from managedmem._units import size_text
-
     assert size_text(number) == text
 
 
@@ -234,8 +232,6 @@ def test_sizes(number, text):
     [(None, ""), (0, "0"), (999, "999"), (24_576, "24.6k"), (999_960, "1.0M"), (10**9, "1.0G")],
 )
 def test_counts(number, text):
-    from managedmem._units import count_text
-
     assert count_text(number) == text
 
 
@@ -251,8 +247,6 @@ def test_counts(number, text):
     ],
 )
 def test_shares(part, whole, text):
-    from managedmem._trace_table import share_text
-
     assert share_text(part, whole) == text
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import managedmem
 from constants import MIB
+from foreign_objects import CudaArray
 from managedmem import Device, Host, MigrationPolicy, Stream, emulator
 from managedmem._tune_rules import Setting
 from managedmem._tune_search import Clock, TunedStep, waiter_of
@@ -113,6 +114,12 @@ def both_ways(x, steps):
         ("fill", lambda: steps.host_writes(x)),
         ("compute", lambda: steps.device_uses(x)),
     ]
+
+
+@pytest.fixture
+def pooled():
+    with managedmem.ManagedMemoryResource(pooled=True) as pool, pool.allocate(MIB) as buffer:
+        yield buffer
 
 
 @pytest.mark.emulator_only
@@ -271,40 +278,19 @@ class TestDecisions:
         assert {t.estimate for t in result.trials} == {None}
         assert {"R1", "R2", "R3", "R5"} <= {t.rule for t in result.trials}
 
-    def test_pool_memory_gets_no_advice(self, clock, steps):
-        resource = managedmem.ManagedMemoryResource(pooled=True)
-        with resource.allocate(MIB) as pooled:
+    def test_pool_memory_gets_no_advice(self, pooled, clock, steps):
+        clock.in_place = 1e-6
+        step = [lambda: steps.host_writes(pooled), lambda: steps.device_uses(pooled)]
+        result = tuned(step, {"pooled": pooled}, clock)
+        assert {t.rule for t in result.trials} <= {"R1", "R2", "R1+R2", ""}
+        assert result.speedup > 1.05
 
-            def fill():
-                steps.host_writes(pooled)
-
-            def compute():
-                steps.device_uses(pooled)
-
-            clock.in_place = 1e-6
-            result = tuned([fill, compute], {"pooled": pooled}, clock)
-            assert {t.rule for t in result.trials} <= {"R1", "R2", "R1+R2", ""}
-            assert result.speedup > 1.05
-        resource.close()
-
-    def test_foreign_memory_whose_advice_is_refused(self, clock, steps):
-        resource = managedmem.ManagedMemoryResource(pooled=True)
-        with resource.allocate(MIB) as pooled:
-
-            class Array:
-                __cuda_array_interface__ = pooled.__cuda_array_interface__
-
-            def fill():
-                steps.host_writes(pooled)
-
-            def compute():
-                steps.device_uses(pooled)
-
-            result = tuned([fill, compute], {"array": Array()}, clock)
-            refused = [t for t in result.trials if t.verdict.startswith("the driver refuses it")]
-            assert refused
-            assert not [t for t in refused if t.pairs]
-        resource.close()
+    def test_foreign_memory_whose_advice_is_refused(self, pooled, clock, steps):
+        step = [lambda: steps.host_writes(pooled), lambda: steps.device_uses(pooled)]
+        result = tuned(step, {"array": CudaArray(pooled)}, clock)
+        refused = [t for t in result.trials if t.verdict.startswith("the driver refuses it")]
+        assert refused
+        assert not [t for t in refused if t.pairs]
 
     def test_memory_that_is_empty(self, x, both_ways, clock):
         with managedmem.empty(0) as empty:

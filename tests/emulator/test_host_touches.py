@@ -5,6 +5,7 @@ import itertools
 import os
 import random
 import resource
+import textwrap
 import threading
 
 import pytest
@@ -14,7 +15,7 @@ from constants import MIB, PAGE
 from driver import managed_memory, raw_driver
 from managedmem import Device, Host, emulator
 from page_map import count_mapped, mapped
-from page_steps import AROUND, Script
+from page_steps import AROUND
 from programs import run_python
 from traces import load, store
 
@@ -66,55 +67,7 @@ class TestFirstTouchByADevice:
         assert emulator.residency(memory) is Device(0)
 
 
-# Steps, and the number of mapped pages after them on an H100 with driver 580.
-RECORDED = [
-    ("", 0),
-    ("host writes a quarter", PAGES // 4),
-    ("host writes all", PAGES),
-    ("host writes all, prefetch D", 0),
-    ("host writes all, prefetch D, host reads one", AROUND // PAGE),
-    ("host writes all, prefetch D, host reads one, host reads half", PAGES // 2),
-    ("host writes all, prefetch D, host reads half, prefetch H", PAGES),
-    ("host writes all, prefetch H, device reads all", 0),
-    ("prefetch D", 0),
-    ("prefetch H", PAGES),
-    ("device reads all", 0),
-    ("host writes all, set read mostly", PAGES),
-    ("host writes all, set read mostly, device reads all", PAGES),
-    ("host writes all, set read mostly, device reads all, device writes half", PAGES // 2),
-    (
-        "host writes all, set read mostly, device reads all, device writes half, unset read mostly",
-        PAGES // 2,
-    ),
-    ("set read mostly, host writes all, prefetch D", PAGES),
-    ("prefer H for D, device reads all", 0),
-    ("prefer H for D, device reads all, host reads all", PAGES),
-    ("prefer D for H, host writes all", PAGES),
-    ("host writes all, discard", 0),
-    ("host writes all, discard, host reads all", PAGES),
-    ("host writes all, prefetch D, discard", 0),
-    ("host writes all, device fills all", 0),
-]
-
-
 class TestPageMap:
-    @pytest.mark.parametrize(
-        ("steps", "pages"), RECORDED, ids=[steps or "-" for steps, _ in RECORDED]
-    )
-    def test_is_that_of_an_h100(self, memory, steps, pages):
-        script = Script(memory)
-        for step in filter(None, steps.split(", ")):
-            script.run(step)
-        assert count_mapped(memory) == pages
-
-    def test_of_alternate_pages(self, memory):
-        store(memory)
-        for page in range(0, PAGES, 2):
-            memory[page * PAGE : (page + 1) * PAGE].prefetch(Device(0))
-        assert mapped(memory) == [False, True] * (PAGES // 2)
-        memory.prefetch(Host())
-        assert count_mapped(memory) == PAGES
-
     def test_of_one_page_that_comes_back_alone(self, memory):
         store(memory)
         memory.prefetch(Device(0))
@@ -376,6 +329,28 @@ HOLD_FILES = """
         except OSError:
             pass
 """
+IMPORTS = """
+import ctypes, os, resource
+import managedmem
+from managedmem import Device, Host, emulator
+from page_map import count_mapped
+"""
+TOUCHED = """
+emulator.schedule("eager")
+
+def touched():
+    buffer = managedmem.empty(1 << 22)
+    ctypes.memset(buffer.handle, 7, buffer.size)
+    buffer.prefetch(Device(0))
+    return buffer
+"""
+
+
+def run(code, **options):
+    """Run code behind the definition of touched(): a buffer with 7 everywhere, on the device."""
+    return run_python(IMPORTS + TOUCHED + textwrap.dedent(code), **options)
+
+
 LIMITS = {
     "none": "",
     "no descriptor left": HOLD_FILES,
@@ -406,29 +381,19 @@ class TestLimits:
         ],
     )
     def test_of_the_process(self, limit):
-        code = f"""
-import ctypes, resource
-import managedmem
-from managedmem import Device, Host, emulator
-from page_map import count_mapped
-import textwrap
-exec(textwrap.dedent({LIMITS[limit]!r}))
-emulator.schedule("eager")
-buffer = managedmem.empty(1 << 22)
-ctypes.memset(buffer.handle, 7, buffer.size)
-buffer.prefetch(Device(0))
-for file in globals().pop("held_files", []):
-    file.close()
-assert emulator.residency(buffer) == Device(0), emulator.residency(buffer)
-assert count_mapped(buffer) == 0
-ctypes.memset(buffer.handle, 8, 4096)
-assert emulator.residency(buffer[:4096]) == Host()
-assert emulator.residency(buffer[4096:]) == Device(0)
-assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes([7]) * (
-    buffer.size - 4096
-)
-"""
-        run_python(code)
+        code = """
+            buffer = touched()
+            for file in globals().pop("held_files", []):
+                file.close()
+            assert emulator.residency(buffer) == Device(0), emulator.residency(buffer)
+            assert count_mapped(buffer) == 0
+            ctypes.memset(buffer.handle, 8, 4096)
+            assert emulator.residency(buffer[:4096]) == Host()
+            assert emulator.residency(buffer[4096:]) == Device(0)
+            found = ctypes.string_at(buffer.handle, buffer.size)
+            assert found == bytes([8]) * 4096 + bytes([7]) * (buffer.size - 4096)
+        """
+        run_python(IMPORTS + textwrap.dedent(LIMITS[limit]) + TOUCHED + textwrap.dedent(code))
 
     @few_addresses
     def test_of_addresses_are_met_by_using_them_again(self):
@@ -455,16 +420,11 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
     )
     def test_of_memory_that_the_kernel_wants_back(self):
         """Pages that it unmapped would look as if the host had not touched them."""
-        run_python("""
-            import ctypes, managedmem
-            from managedmem import Device, Host, emulator
-            from page_map import count_mapped
-            emulator.schedule("eager")
+        run("""
             PAGEOUT = 21
             advise = ctypes.CDLL(None).madvise
             advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-            buffer = managedmem.empty(1 << 22)
-            ctypes.memset(buffer.handle, 7, buffer.size)
+            buffer = touched()
             for n in range(3):
                 buffer.prefetch(Device(0))
                 assert count_mapped(buffer) == 0
@@ -496,15 +456,11 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
 
     def test_of_locked_memory(self):
         """Where no memory may be locked, all works but for what the kernel unmaps."""
-        run_python("""
-            import ctypes, os, resource, managedmem
-            from managedmem import Device, Host, emulator
-
+        run("""
             def locked():
                 with open("/proc/self/status") as status:
                     return [line for line in status if line.startswith("VmLck")]
 
-            emulator.schedule("eager")
             first, before = managedmem.empty(1), locked()
             _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, most))
@@ -523,13 +479,8 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
 
     def test_of_a_lost_descriptor(self):
         """A program may close every descriptor that it does not know, and use the number again."""
-        run_python("""
-            import os, ctypes, managedmem
-            from managedmem import Device, Host, emulator
-            emulator.schedule("eager")
-            buffer = managedmem.empty(1 << 22)
-            ctypes.memset(buffer.handle, 7, buffer.size)
-            buffer.prefetch(Device(0))
+        run("""
+            buffer = touched()
             os.closerange(3, 1000)
             for _ in range(20):
                 os.open("/dev/zero", os.O_RDONLY)
@@ -541,9 +492,7 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
 
     def test_without_a_page_map(self):
         """Where the kernel shows none, first touches are noticed, and no others."""
-        done = run_python("""
-            import ctypes, managedmem
-            from managedmem import Device, Host, emulator
+        done = run("""
             libc = ctypes.CDLL(None)
             namespaces = 0x10020000  # of a user, and of mounts
             private = 1 << 18 | 1 << 14
@@ -554,7 +503,6 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
             ):
                 print("no namespaces")
                 raise SystemExit
-            emulator.schedule("eager")
             buffer = managedmem.empty(1 << 22)
             assert emulator.residency(buffer) is None
             ctypes.memset(buffer.handle, 7, 1 << 21)
@@ -571,11 +519,8 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
             pytest.skip("this process may not make namespaces")
 
     def test_large_sparse_memory_stays_sparse(self):
-        done = run_python(
+        done = run(
             """
-            import ctypes, resource, managedmem
-            from managedmem import Device, Host, emulator
-            emulator.schedule("eager")
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             buffer = managedmem.empty(1 << 36)
             for offset in range(0, 1 << 36, 1 << 32):
@@ -609,16 +554,9 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
             for buffer in small + large:
                 buffer.close()
 
-    def test_a_fork_does_not_disturb(self, memory):
-        store(memory, 4)
-        memory.prefetch(Device(0))
-        run_python("""
-            import ctypes, os, managedmem
-            from managedmem import Device, Host, emulator
-            emulator.schedule("eager")
-            buffer = managedmem.empty(1 << 22)
-            ctypes.memset(buffer.handle, 7, buffer.size)
-            buffer.prefetch(Device(0))
+    def test_a_fork_does_not_disturb(self):
+        run("""
+            buffer = touched()
             child = os.fork()
             if child == 0:
                 emulator.counters()
@@ -631,14 +569,9 @@ assert ctypes.string_at(buffer.handle, buffer.size) == bytes([8]) * 4096 + bytes
 
     @pytest.mark.parametrize("page", [4096, 65536])
     def test_larger_pages(self, page):
-        run_python(
+        run(
             f"""
-            import ctypes, managedmem
-            from managedmem import Device, Host, emulator
-            emulator.schedule("eager")
-            buffer = managedmem.empty(1 << 22)
-            ctypes.memset(buffer.handle, 7, buffer.size)
-            buffer.prefetch(Device(0))
+            buffer = touched()
             ctypes.memset(buffer.handle + 5 * {page} + 4095, 8, 1)
             assert emulator.residency(buffer[5 * {page} : 6 * {page}]) == Host()
             assert emulator.residency(buffer[: 5 * {page}]) == Device(0)

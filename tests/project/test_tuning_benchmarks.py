@@ -46,16 +46,14 @@ TUNE_SECONDS = 1.5
 
 
 @pytest.fixture(params=["host", "cupy"])
-def gpu(request, tmp_path):
+def gpu(request):
     """The host as a device, and a device."""
     if request.param == "cupy":
         cupy = peers.cupy_on_gpu()
         if cupy is None:
             pytest.skip("needs CuPy with a GPU")
         return CuPyGpu(cupy)
-    if not shutil.which(os.environ.get("CC", "cc").split()[0]):
-        pytest.skip("no C compiler")
-    return HostGpu(tmp_path)
+    return request.getfixturevalue("host_gpu")
 
 
 @pytest.fixture
