@@ -226,12 +226,6 @@ class TestPageRuns:
         with device_memory() as pointer, pytest.raises(ValueError, match="managed-memory"):
             ManagedBuffer.from_handle(pointer, PAGE).page_runs()
 
-    def test_of_a_closed_buffer(self, alloc):
-        buffer = alloc(PAGE)
-        buffer.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            buffer.page_runs()
-
     def test_records_outlive_their_buffer(self):
         buffer = managedmem.empty(PAGE)
         runs, gone = buffer.page_runs(), weakref.ref(buffer)

@@ -70,10 +70,7 @@ class TestPatterns:
             x.prefetch(DEVICE)
             steps.device_uses(x, write=True)
 
-        def read():
-            steps.host_reads(x)
-
-        result = tuned([compute, read], x, clock)
+        result = tuned([compute, ("read", lambda: steps.host_reads(x))], x, clock)
         assert proposed(result) == {"R2"}
         assert entries(result.plans) == {("read", "x", "Host()")}
 
@@ -81,28 +78,20 @@ class TestPatterns:
         table = make("table")
         steps.host_writes(table)
 
-        def compute():
-            steps.device_uses(table)
-
-        def look():
-            steps.host_reads(table)
-
-        result = tuned([compute, look], table, clock)
+        step = [lambda: steps.device_uses(table), lambda: steps.host_reads(table)]
+        result = tuned(step, table, clock)
         assert {"R1", "R2", "R3", "R5"} <= proposed(result)
         assert result.policies == {"table": COPIES}
         assert result.plans == {}
 
     def test_r4_memory_that_both_write(self, make, clock, steps):
         x = make("x")
-
-        def fill():
-            steps.host_writes(x)
-
-        def compute():
-            steps.device_uses(x, write=True)
-
+        step = [
+            ("fill", lambda: steps.host_writes(x)),
+            ("compute", lambda: steps.device_uses(x, write=True)),
+        ]
         clock.in_place = 1e-6  # a slow link, so that pages should move
-        result = tuned([fill, compute], x, clock)
+        result = tuned(step, x, clock)
         assert "R3" not in proposed(result)
         assert result.policies == {}
         assert entries(result.plans) == {("compute", "x", "Device(0)"), ("fill", "x", "Host()")}
@@ -110,14 +99,8 @@ class TestPatterns:
     def test_r5_a_small_part_that_comes_back(self, make, clock, steps):
         x = make("x", 8 * MIB)
         part = x[: 1536 * KIB]
-
-        def fill():
-            steps.host_writes(part)
-
-        def compute():
-            steps.device_uses(part, write=True)
-
-        result = tuned([fill, compute], x, clock)
+        step = [lambda: steps.host_writes(part), lambda: steps.device_uses(part, write=True)]
+        result = tuned(step, x, clock)
         assert result.policies == {"x": IN_PLACE}
         assert result.plans == {}
         kept = next(trial for trial in result.trials if trial.verdict == "kept")
@@ -126,18 +109,15 @@ class TestPatterns:
 
     def test_r8_contents_that_are_overwritten(self, make, clock, steps):
         y = make("y")
-
-        def compute():
-            steps.device_uses(y, write=True)
-
-        def read():
-            steps.host_reads(y)
-
+        step = [
+            ("compute", lambda: steps.device_uses(y, write=True)),
+            ("read", lambda: steps.host_reads(y)),
+        ]
         clock.in_place = 1e-6
-        result = tuned([compute, read], y, clock, disposable=[y])
+        result = tuned(step, y, clock, disposable=[y])
         assert entries(result.discards) == {("compute", "y", "Device(0)")}
         assert entries(result.plans) == {("read", "y", "Host()")}
-        assert "R8" not in proposed(tuned([compute, read], y, clock))
+        assert "R8" not in proposed(tuned(step, y, clock))
 
     def test_r9_requested_moves_only(self, make, clock, steps):
         x = make("x")

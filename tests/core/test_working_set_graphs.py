@@ -4,18 +4,16 @@ import contextlib
 import ctypes
 import gc
 
-import numpy
 import pytest
 
-from constants import PAGE
 from contents import contents, pattern
 from driver import CAPTURE_GLOBAL, raw_driver
 from kernels import read_by_device
+from layers import SIZE, layer
 from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 
 pytestmark = pytest.mark.usefixtures("current_device")
 
-SIZE = 16 * PAGE
 COUNT = 6
 
 
@@ -67,7 +65,7 @@ def copy(target, source, stream):
 
 
 def add_groups(working, access="read"):
-    return [working.add(numpy.frombuffer(pattern(SIZE, n), "u1"), access) for n in range(COUNT)]
+    return [working.add(layer(n), access) for n in range(COUNT)]
 
 
 @pytest.fixture

@@ -45,6 +45,13 @@ def command(
     )
 
 
+def printed(*arguments: str, code: str | None = None, **environment: str | None) -> str:
+    """What a command prints that succeeds."""
+    done = command(*arguments, code=code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def cells(text: str, name: str) -> list[str]:
     """The cells after ``name`` in the only line of a report that begins with it."""
     lines = [line.split() for line in text.splitlines() if line.split()[:1] == [name]]
@@ -115,28 +122,27 @@ def test_demo_lines_fit_a_page(report: str) -> None:
 
 
 def test_demo_without_numpy() -> None:
-    done = command("demo", code=BLOCKED + RUN)
-    assert done.returncode == 0, done.stderr
-    assert "plain Python on the host" in done.stdout
-    assert accuracy_of(done.stdout) > 0.9
+    text = printed("demo", code=BLOCKED + RUN)
+    assert "plain Python on the host" in text
+    assert accuracy_of(text) > 0.9
 
 
-def test_demo_never_imports_a_gpu_library() -> None:
-    code = (
-        "import sys\n"
+@pytest.mark.parametrize(
+    ("name", "libraries"),
+    [("demo", {"torch", "cupy", "jax"}), ("info", {"numpy", "torch", "cupy", "numba", "jax"})],
+)
+def test_no_other_library_is_imported(name: str, libraries: set[str]) -> None:
+    printed(
+        code="import sys\n"
         "from managedmem.__main__ import main\n"
-        "status = main(['demo'])\n"
-        "loaded = {'torch', 'cupy', 'jax'} & set(sys.modules)\n"
+        f"status = main([{name!r}])\n"
+        f"loaded = {libraries} & set(sys.modules)\n"
         "sys.exit(f'imported {loaded}' if loaded else status)\n"
     )
-    done = command(code=code)
-    assert done.returncode == 0, done.stderr
 
 
 def test_demo_takes_the_emulator_where_there_is_no_driver() -> None:
-    done = command("demo", MANAGEDMEM_DRIVER=None, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
+    first = printed("demo", MANAGEDMEM_DRIVER=None, CUDA_VISIBLE_DEVICES="").splitlines()[0]
     assert "EMULATED" in first
     assert "chosen because no usable CUDA driver with a GPU was found" in first
 
@@ -157,24 +163,21 @@ def test_info_of_options_that_the_emulator_refuses() -> None:
 
 
 def test_option_wins_over_the_environment(tmp_path: Path) -> None:
-    done = command("demo", "--emulator", MANAGEDMEM_DRIVER=str(tmp_path / "none"))
-    assert done.returncode == 0, done.stderr
-    assert "as --emulator asks" in done.stdout.splitlines()[0]
+    text = printed("demo", "--emulator", MANAGEDMEM_DRIVER=str(tmp_path / "none"))
+    assert "as --emulator asks" in text.splitlines()[0]
 
 
 def test_demo_on_an_old_driver() -> None:
-    done = command("demo", MANAGEDMEM_EMULATOR="profile=old12")
-    assert done.returncode == 0, done.stderr
-    assert accuracy_of(done.stdout) > 0.9
-    assert "refused" in " ".join(cells(done.stdout, "scores.discard()"))
+    text = printed("demo", MANAGEDMEM_EMULATOR="profile=old12")
+    assert accuracy_of(text) > 0.9
+    assert "refused" in " ".join(cells(text, "scores.discard()"))
 
 
 def test_demo_without_concurrent_access() -> None:
-    done = command("demo", MANAGEDMEM_EMULATOR="profile=wsl")
-    assert done.returncode == 0, done.stderr
-    assert accuracy_of(done.stdout) > 0.9
-    assert "refused" in " ".join(cells(done.stdout, "weights.preferred_location"))
-    assert "refused" in " ".join(cells(done.stdout, "prefetch"))
+    text = printed("demo", MANAGEDMEM_EMULATOR="profile=wsl")
+    assert accuracy_of(text) > 0.9
+    assert "refused" in " ".join(cells(text, "weights.preferred_location"))
+    assert "refused" in " ".join(cells(text, "prefetch"))
 
 
 def test_demo_on_a_driver_without_gpu_libraries(tmp_path: Path) -> None:
@@ -183,14 +186,13 @@ def test_demo_on_a_driver_without_gpu_libraries(tmp_path: Path) -> None:
     driver = tmp_path / "libcuda.so.1"
     driver.write_bytes(library.replace(b"emu_log_count", b"emu_lot_count"))
     blocked = "import sys; sys.modules.update(torch=None, cupy=None); "
-    done = command("demo", code=blocked + RUN, MANAGEDMEM_DRIVER=str(driver))
-    assert done.returncode == 0, done.stderr
-    assert "EMULATED" not in done.stdout
-    assert str(driver) in done.stdout.splitlines()[0]
-    assert "neither torch nor CuPy can use the GPU here" in done.stdout
-    assert "\nmilliseconds\n" in done.stdout
-    assert cells(done.stdout, "inputs.last_prefetch_location") == ["Host()", "Host()"]
-    assert accuracy_of(done.stdout) > 0.9
+    text = printed("demo", code=blocked + RUN, MANAGEDMEM_DRIVER=str(driver))
+    assert "EMULATED" not in text
+    assert str(driver) in text.splitlines()[0]
+    assert "neither torch nor CuPy can use the GPU here" in text
+    assert "\nmilliseconds\n" in text
+    assert cells(text, "inputs.last_prefetch_location") == ["Host()", "Host()"]
+    assert accuracy_of(text) > 0.9
 
 
 def test_usage() -> None:
@@ -202,9 +204,7 @@ def test_usage() -> None:
 
 
 def test_info() -> None:
-    done = command("info")
-    assert done.returncode == 0, done.stderr
-    text = done.stdout
+    text = printed("info")
     assert "libmanagedmem_emulator.so" in text
     assert "CUDA 13.0 (13000)" in text
     assert "Device(0): " in text and "Device(1): " in text
@@ -240,18 +240,6 @@ def test_info_with_a_path_that_is_not_text(tmp_path: Path, there: bool) -> None:
     assert done.returncode == (0 if there else 1), done.stderr
     assert "caf\\udce9.so" in done.stdout
     assert "Traceback" not in done.stderr
-
-
-def test_info_imports_no_other_library() -> None:
-    code = (
-        "import sys\n"
-        "from managedmem.__main__ import main\n"
-        "status = main(['info'])\n"
-        "loaded = {'numpy', 'torch', 'cupy', 'numba', 'jax'} & set(sys.modules)\n"
-        "sys.exit(f'imported {loaded}' if loaded else status)\n"
-    )
-    done = command(code=code)
-    assert done.returncode == 0, done.stderr
 
 
 def test_numa_nodes_are_read_from_the_system(
