@@ -229,8 +229,7 @@ class TestLastPrefetchLocation:
 
 class TestAdvise:
     @pytest.mark.parametrize(
-        "module",
-        ["cuda.bindings.driver", "cuda.bindings.runtime", "cuda.cuda", "cuda.cudart"],
+        "module", ["cuda.bindings.driver", "cuda.bindings.runtime", "cuda.cuda", "cuda.cudart"]
     )
     @pytest.mark.parametrize("base", [enum.IntEnum, int], ids=["IntEnum", "int"])
     def test_the_enumerations_of_cuda_bindings(self, buf, device0, module, base):

@@ -135,9 +135,7 @@ class TestFull:
             assert bytes_of(buffer) == expected.tobytes()
 
     @pytest.mark.parametrize(
-        "value",
-        [True, 7, -1, 1.5, -0.0, math.inf, 2 - 3j, *SCALARS],
-        ids=label,
+        "value", [True, 7, -1, 1.5, -0.0, math.inf, 2 - 3j, *SCALARS], ids=label
     )
     def test_has_the_type_of_its_value(self, value):
         expected = numpy.full(3, value)
@@ -477,8 +475,7 @@ class TestArrays:
             asarray(given)
 
     @pytest.mark.parametrize(
-        ("shape", "strides"),
-        [((2, 1, 4), (4, 99, 1)), ((3, 0), (7, 7)), ((0, 5), (1, 7))],
+        ("shape", "strides"), [((2, 1, 4), (4, 99, 1)), ((3, 0), (7, 7)), ((0, 5), (1, 7))]
     )
     def test_strides_of_axes_without_steps_do_not_matter(self, alloc, shape, strides):
         given = CudaArray(alloc(PAGE), shape=shape, strides=strides)

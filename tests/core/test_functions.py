@@ -453,8 +453,7 @@ class TestOlderDrivers:
 
 class TestWithoutConcurrentAccess:
     @pytest.mark.parametrize(
-        "call",
-        ["buf.prefetch(mm.Device(0))", "setattr(buf, 'preferred_location', mm.Device(0))"],
+        "call", ["buf.prefetch(mm.Device(0))", "setattr(buf, 'preferred_location', mm.Device(0))"]
     )
     def test_the_error_names_the_missing_ability(self, call):
         run_python(

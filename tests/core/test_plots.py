@@ -611,11 +611,7 @@ class TestStrip:
             (ELSEWHERE, -0.4): [(0, 4 * MIB)],
             (ON_DEVICE, 0.6): [(0, 4 * MIB)],
         }
-        assert legend(axes) == [
-            "on the host",
-            "not on the host",
-            "last prefetched to Device(0)",
-        ]
+        assert legend(axes) == ["on the host", "not on the host", "last prefetched to Device(0)"]
         assert ticks(axes) == ["place", "last prefetch"]
         assert axes.get_title("left") == "8.0M: 4.0M on the host, 4.0M not on the host"
 

@@ -329,11 +329,7 @@ class TestApply:
                 (3, TypeError, r"targets\[1\].*a target must be"),
                 (bytearray(PAGE), ValueError, r"targets\[1\].*managed-memory"),
             ]:
-                for use in (
-                    MigrationPolicy().apply,
-                    MigrationPolicy().applied,
-                    MigrationPolicy.of,
-                ):
+                for use in (MigrationPolicy().apply, MigrationPolicy().applied, MigrationPolicy.of):
                     with pytest.raises(error, match=words):
                         use([buffer, bad])
         assert buffer.page_runs() == before
@@ -563,10 +559,7 @@ def test_a_large_buffer(alloc, device0):
 
 @pytest.mark.parametrize(
     "act",
-    [
-        "MigrationPolicy.of([stale, new])",
-        "MigrationPolicy(read_mostly=True).apply([stale, new])",
-    ],
+    ["MigrationPolicy.of([stale, new])", "MigrationPolicy(read_mostly=True).apply([stale, new])"],
 )
 def test_a_wrapper_of_freed_memory_beside_new_memory(act):
     """It remembers another allocation over the same addresses, so both are targets."""

@@ -11,13 +11,7 @@ import pytest
 import managedmem
 from constants import MIB, PAGE
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing
-from managedmem import (
-    Device,
-    Host,
-    TraceBusyError,
-    TraceUnavailableError,
-    emulator,
-)
+from managedmem import Device, Host, TraceBusyError, TraceUnavailableError, emulator
 from managedmem._trace_results import FIELDS, TOTAL, read_rows
 from outcomes import outcome
 from threads import at_once

@@ -164,11 +164,7 @@ class TestPicture:
 
     def test_shows_the_memory_in_order(self):
         found = fabricated([(0, 512, 0, 0, 0), (512, 256, 1, 0, 0), (768, 256, 0, 0, 0)])
-        assert strip(found) == [
-            (0, 128, self.BLUE),
-            (128, 64, self.GREY),
-            (192, 64, self.BLUE),
-        ]
+        assert strip(found) == [(0, 128, self.BLUE), (128, 64, self.GREY), (192, 64, self.BLUE)]
 
     def test_shows_columns_that_are_both(self):
         found = fabricated([(0, 1, 0, 0, 0), (1, 1023, 1, 0, 0)])

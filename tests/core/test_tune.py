@@ -92,11 +92,7 @@ class TestArguments:
             ({"max_noise": -1}, ValueError, "max_noise must be at least 0"),
             ({"verify": 3}, TypeError, "verify must be callable or None, got 3"),
             ({"keep": 1}, TypeError, "keep must be True or False, got 1"),
-            (
-                {"points": ["read"]},
-                ValueError,
-                "points has 'read'; the phases are fill",
-            ),
+            ({"points": ["read"]}, ValueError, "points has 'read'; the phases are fill"),
             ({"points": 5}, TypeError, r"points must be names of phases \(fill\), got 5"),
             ({"disposable": ["z"]}, ValueError, "disposable has 'z', which buffers does not have"),
             ({"disposable": "z"}, ValueError, "disposable has 'z', which buffers does not have"),
@@ -114,11 +110,7 @@ class TestArguments:
         for buffers, error, text in (
             ({3: x}, TypeError, "the names of buffers must be non-empty str, got 3"),
             ({"": x}, TypeError, "the names of buffers must be non-empty str, got ''"),
-            (
-                {"n": np.zeros(4096)},
-                ValueError,
-                "buffer 'n': address .* is (not .*)?system memory",
-            ),
+            ({"n": np.zeros(4096)}, ValueError, "buffer 'n': address .* is (not .*)?system memory"),
             ([3], TypeError, r"buffer 'buffers\[0\]': a target must be a ManagedBuffer"),
             (closed, RuntimeError, r"buffer 'buffers\[0\]': ManagedBuffer is closed"),
             ({"x": x, "part": part}, ValueError, "buffers 'x' and 'part' overlap"),

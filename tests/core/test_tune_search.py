@@ -110,10 +110,7 @@ def x():
 @pytest.fixture
 def both_ways(x, steps):
     """Phases in which faults move x to the device and back."""
-    return [
-        ("fill", lambda: steps.host_writes(x)),
-        ("compute", lambda: steps.device_uses(x)),
-    ]
+    return [("fill", lambda: steps.host_writes(x)), ("compute", lambda: steps.device_uses(x))]
 
 
 @pytest.fixture

@@ -167,10 +167,7 @@ class TestTheGoldenOfAMachine:
 
     @pytest.mark.parametrize(
         ("names", "version", "reason"),
-        [
-            (["NVIDIA H200"], 13010, "of driver 13.1"),
-            (["NVIDIA H200"] * 4, 13000, "of 4 devices"),
-        ],
+        [(["NVIDIA H200"], 13010, "of driver 13.1"), (["NVIDIA H200"] * 4, 13000, "of 4 devices")],
     )
     def test_is_missing_for_other_machines(self, monkeypatch, names, version, reason):
         self.machine(monkeypatch, *names, version=version)

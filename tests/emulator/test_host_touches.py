@@ -212,10 +212,7 @@ class TestTouches:
             assert raw_driver().cuMemFree_v2(ctypes.c_uint64(pointer)) == 0
 
     def test_of_memory_from_a_pool(self):
-        with (
-            managedmem.ManagedMemoryResource(pooled=True) as pool,
-            pool.allocate(SIZE) as buffer,
-        ):
+        with managedmem.ManagedMemoryResource(pooled=True) as pool, pool.allocate(SIZE) as buffer:
             store(buffer)
             buffer.prefetch(Device(0))
             assert count_mapped(buffer) == 0

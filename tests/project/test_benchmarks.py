@@ -32,16 +32,7 @@ from benchmarks import (
     tracing,
 )
 from benchmarks import pipeline as pipelines
-from benchmarks.measure import (
-    BUDGET,
-    KIB,
-    MIB,
-    UNFINISHED,
-    Result,
-    Row,
-    need_room,
-    side_by_side,
-)
+from benchmarks.measure import BUDGET, KIB, MIB, UNFINISHED, Result, Row, need_room, side_by_side
 from benchmarks.report import BEGIN, END, Report, machine, section, table
 from managedmem import Device
 

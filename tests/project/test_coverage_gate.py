@@ -31,12 +31,7 @@ gate = load_gate()
 
 def line(number, count, *branches, function="act"):
     branches = [{"branchno": n, "count": count} for n, count in enumerate(branches)]
-    return {
-        "line_number": number,
-        "function_name": function,
-        "count": count,
-        "branches": branches,
-    }
+    return {"line_number": number, "function_name": function, "count": count, "branches": branches}
 
 
 def judge(*lines, mark="", copies=0):

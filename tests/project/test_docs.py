@@ -83,11 +83,7 @@ def test_results_behind_prompts_are_compared(tmp_path):
 def test_output_that_a_page_shows_is_compared():
     assert {
         page.name: len(documents.printed(page)) for page in PAGES if documents.printed(page)
-    } == {
-        "plans.rst": 1,
-        "seeing.rst": 1,
-        "start.rst": 1,
-    }
+    } == {"plans.rst": 1, "seeing.rst": 1, "start.rst": 1}
 
 
 @pytest.mark.skipif(not EMULATED, reason="pages show what the emulated driver prints")

@@ -80,8 +80,7 @@ def test_a_process_that_ends_early_failed(tools, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "run"),
-    [(run, f"run_{run}") for run in ("whole", "files", "two_devices", "sanitizer")],
+    ("name", "run"), [(run, f"run_{run}") for run in ("whole", "files", "two_devices", "sanitizer")]
 )
 def test_a_run_in_which_nothing_passed_failed(tools, tmp_path, monkeypatch, name, run):
     skipped = {"counts": {"skipped": 9}, "failed": [], "reasons": {"no GPU": 9}, "seconds": 1}

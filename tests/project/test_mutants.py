@@ -216,10 +216,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize(
         ("file", "changed"),
-        [
-            ("memory/limit.h", {"near.c.o", "test_most.c.o"}),
-            ("memory/far.c", {"far.c.o"}),
-        ],
+        [("memory/limit.h", {"near.c.o", "test_most.c.o"}), ("memory/far.c", {"far.c.o"})],
     )
     def test_what_has_the_change_is_compiled(self, tool, mutations, build, file, changed):
         place = tool.Place(build, 1)

@@ -94,12 +94,7 @@ DROPPING = {
     "cuDeviceGetAttribute",
 }
 # The changes that a call may have made before it failed.
-DONE = (
-    ("Discard", WIPES),
-    ("Prefetch", MOVES),
-    ("Memcpy", WRITES),
-    ("Memset", WRITES),
-)
+DONE = (("Discard", WIPES), ("Prefetch", MOVES), ("Memcpy", WRITES), ("Memset", WRITES))
 
 
 def plain(name):
@@ -418,10 +413,7 @@ def on_mixed(sweep_one, **more):
 # The sweeps by name, with the operations that each is for.
 SWEEPS = {
     "before": (one_fault, ALL),
-    "out of memory": (
-        lambda operation, name: one_fault(operation, name, code=OUT_OF_MEMORY),
-        ALL,
-    ),
+    "out of memory": (lambda operation, name: one_fault(operation, name, code=OUT_OF_MEMORY), ALL),
     "after": (lambda operation, name: one_fault(operation, name, after=True), ALL),
     "two": (two_faults, ALL),
     "two, the first after": (lambda operation, name: two_faults(operation, name, True), ALL),

@@ -70,11 +70,7 @@ def numba_device(ordinal):
 def jax_device(platform, local_hardware_id, index=7):
     """JAX counts the devices of all its processes; the driver's ordinal is another number."""
     return foreign(
-        "jaxlib._jax",
-        "Device",
-        platform=platform,
-        local_hardware_id=local_hardware_id,
-        id=index,
+        "jaxlib._jax", "Device", platform=platform, local_hardware_id=local_hardware_id, id=index
     )
 
 

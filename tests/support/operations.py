@@ -164,10 +164,7 @@ OPERATIONS = {
         faults=6,
     ),
     "numpy copy in place of another": Operation(
-        numpy_copy_in_place_of_another,
-        "_results_limit _results_usage",
-        silent=TAKING,
-        faults=8,
+        numpy_copy_in_place_of_another, "_results_limit _results_usage", silent=TAKING, faults=8
     ),
     "clear the results": Operation(
         lambda w: (w.large.numpy(copy=True).shape, managedmem.result_cache.clear()),
@@ -391,8 +388,7 @@ OPERATIONS = {
         faults=2,
     ),
     "discard or skip": Operation(
-        lambda w: managedmem.discard([w.a, w.b.range(1, 9)], unsupported="skip"),
-        may_change=WRITES,
+        lambda w: managedmem.discard([w.a, w.b.range(1, 9)], unsupported="skip"), may_change=WRITES
     ),
     "discard_prefetch or skip": Operation(
         lambda w: w.a.discard_prefetch(ZERO, unsupported="skip"), may_change=WRITES
@@ -516,8 +512,7 @@ OPERATIONS = {
         lambda w: w.keep(managedmem.empty(4 << 20, policy=EVERYTHING)), faults=5
     ),
     "allocate with the policy of a resource": Operation(
-        lambda w: w.keep(ManagedMemoryResource(policy=EVERYTHING).allocate(SIZE)),
-        faults=PAGES + 5,
+        lambda w: w.keep(ManagedMemoryResource(policy=EVERYTHING).allocate(SIZE)), faults=PAGES + 5
     ),
     "allocate with a policy": Operation(
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),

@@ -173,8 +173,7 @@ PROTOCOLS = {
         "MigrationPolicy.__le__ MigrationPolicy.__gt__ MigrationPolicy.__ge__",
     ),
     "applied policy": Operation(
-        apply_for_a_block,
-        "AppliedPolicy.__enter__ AppliedPolicy.__exit__",
+        apply_for_a_block, "AppliedPolicy.__enter__ AppliedPolicy.__exit__"
     ),
     "applied policy repr": Operation(
         lambda w: repr(EVERYTHING.applied([w.a])), "AppliedPolicy.__repr__"
