@@ -18,10 +18,10 @@ from managedmem import (
     Stream,
     emulator,
 )
+from pools import needs_pools
 
 SIZE = 4 * MIB
 PATTERN = bytes(range(256)) * (SIZE // 256)
-CAN_POOL = managedmem._managedmem._driver_info()["version"] >= 13000
 
 
 def copied(data, **place):
@@ -104,7 +104,7 @@ class TestPlace:
             Device(0).sync()
             assert buffer.residency().on_host == 0
 
-    @pytest.mark.skipif(not CAN_POOL, reason="pools of managed memory need CUDA 13.0")
+    @needs_pools
     def test_of_a_pool(self):
         with (
             Stream() as stream,

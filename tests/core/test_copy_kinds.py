@@ -229,16 +229,6 @@ class TestFill:
             buffer[:PAGE].fill(b"\x05\x06", stream=stream)
             assert read(buffer[:PAGE], stream) == b"\x05\x06" * (PAGE // 2)
 
-    @pytest.mark.parametrize("value", [-1, 256])
-    def test_no_byte(self, buffer, value):
-        with pytest.raises(OverflowError):
-            buffer.fill(value)
-
-    @pytest.mark.parametrize("value", [b"", b"123", b"12345", b"12"], ids=repr)
-    def test_no_pattern(self, buffer, value):
-        with pytest.raises(ValueError, match="1, 2 or 4"):
-            buffer.fill(value)
-
 
 @pytest.mark.emulator_only
 class TestCalls:

@@ -200,19 +200,6 @@ class TestWhatTheDriverSaid:
         assert carried == (UNKNOWN, "CUDA_ERROR_UNKNOWN", "cuMemPrefetchAsync")
 
 
-@pytest.mark.emulator_only
-@AFTER
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_advice_on_several_targets_is_all_or_nothing(buf, nth, after):
-    pages = [buf[2 * i * PAGE : (2 * i + 1) * PAGE] for i in range(3)]
-    pages[1].preferred_location = Host()
-    emulator.fail("cuMemAdvise", nth=nth, code=UNKNOWN, after=after)
-    with pytest.raises(CUDAError):
-        managedmem.advise(pages, "set_preferred_location", Device(0))
-    emulator.clear_failures()
-    assert [page.preferred_location for page in pages] == [None, Host(), None]
-
-
 ADVICE = {
     "read_mostly": [True, False],
     "preferred_location": [Host(), Host(0), Host(1), Host.numa_current(), Device(0), None],

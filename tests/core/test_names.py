@@ -114,10 +114,6 @@ class TestEveryMaker:
         with pytest.raises(TypeError, match=r"name must be a str or None, got .*[x1T]"):
             make(name=bad)
 
-    def test_refuses_a_name_that_is_too_long(self, make):
-        with pytest.raises(ValueError, match="at most 200 bytes of UTF-8, got 201: 'yyy"):
-            make(name="y" * (LONGEST + 1))
-
     def test_takes_the_name_by_keyword_only(self):
         for call in (
             lambda: managedmem.empty(4, "u1", "name"),

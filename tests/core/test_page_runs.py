@@ -145,12 +145,6 @@ class TestPageRuns:
         part.read_mostly = False
         assert buffer.page_runs()[0].nbytes == 3 * PAGE
 
-    def test_places_that_differ_are_apart(self, alloc, device0, device1):
-        buffer = alloc(2 * PAGE)
-        buffer.range(0, PAGE).prefetch(device0)
-        buffer.range(PAGE, PAGE).prefetch(device1)
-        assert [run.last_prefetch_location for run in buffer.page_runs()] == [device0, device1]
-
     def test_a_view_that_begins_and_ends_inside_pages(self, alloc):
         buffer = alloc(4 * PAGE)
         buffer.range(PAGE, PAGE).read_mostly = True
@@ -161,11 +155,6 @@ class TestPageRuns:
             (PAGE // 2 + PAGE, PAGE // 2, *Page()),
         )
         assert buffer.range(PAGE + 10, 5).page_runs() == ((0, 5, *Page(read_mostly=True)),)
-
-    def test_advice_for_some_bytes_is_for_their_page(self, alloc):
-        buffer = alloc(3 * PAGE)
-        buffer.range(PAGE + 100, 1).read_mostly = True
-        assert [run.nbytes for run in buffer.page_runs()] == [PAGE] * 3
 
     @pytest.mark.parametrize("seed", range(12))
     def test_equals_a_model(self, alloc, members, seed):

@@ -338,17 +338,6 @@ class TestPages:
         canned.time = 5_000_000_000 + ms * MS
         return canned
 
-    def test_places_follow_the_moves(self, traced, canned):
-        self.at(canned, 100).move(0, 2 * PAGE, "to_device", offset=PAGE)
-        self.at(canned, 300).move(0, PAGE, "to_host", "fault", offset=2 * PAGE)
-        host, device = "on the host", "on Device(0)"
-        assert self.rows(traced, canned) == [
-            [(0, "unknown")],
-            [(0, host), (100, device)],
-            [(0, host), (100, device), (300, host)],
-            [(0, "unknown")],
-        ]
-
     def test_copies(self, traced, canned):
         self.at(canned, 100).add("duplicate", 0, 4 * PAGE)
         self.at(canned, 200).add("duplicate_end", 0, 4 * PAGE, destination=0)

@@ -38,23 +38,6 @@ class TestText:
         assert str(found) == "4.0K: 0 on the host, 4.0K not on the host"
         assert found.last_asked_to == {Host(): PAGE}
 
-    @pytest.mark.parametrize(
-        ("nbytes", "text"),
-        [
-            (0, "0"),
-            (1, "1B"),
-            (1023, "1023B"),
-            (1024, "1.0K"),
-            (MIB - 1, "1.0M"),
-            (1023 * 1024, "1023.0K"),
-            (5 << 29, "2.5G"),
-            (3 << 40, "3.0T"),
-            (1 << 62, "4.0E"),
-        ],
-    )
-    def test_sizes(self, nbytes, text):
-        assert str(fabricated([(0, nbytes, 1, 0, 0)])).startswith(f"{text}: 0 on the host")
-
     def test_bar(self, alloc):
         buffer = alloc(64 * MIB)
         store(buffer)

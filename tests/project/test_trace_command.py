@@ -243,18 +243,12 @@ def test_options_after_the_script_are_noted(folder, option):
     assert "comes after" not in quiet.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--json", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
-        (["--chrome", "no/such/folder.json", "script.py"], "trace: [Errno 2] No such file"),
-    ],
-)
-def test_programs_that_cannot_begin(folder, arguments, error):
+@pytest.mark.parametrize("option", ["--json", "--chrome"])
+def test_programs_that_cannot_begin(folder, option):
     folder("script.py", "print('ran')")
-    done = traced(*arguments, cwd=folder.path)
+    done = traced(option, "no/such/folder.json", "script.py", cwd=folder.path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(error)
+    assert done.stderr.startswith("trace: [Errno 2] No such file")
     assert "Traceback" not in done.stderr
 
 
