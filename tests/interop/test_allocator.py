@@ -1,7 +1,6 @@
 """The exported functions for other libraries' allocators, called by name as torch calls them."""
 
 import ctypes
-import threading
 
 import pytest
 
@@ -11,6 +10,7 @@ from driver import CAPTURE_GLOBAL, capturing
 from managedmem import Device, Host, ManagedBuffer, _managedmem
 from presets import LIBRARY, functions
 from programs import run_python
+from races import race_over
 
 
 def seen(pointer, size=PAGE):
@@ -72,23 +72,14 @@ class TestBlocks:
         assert capture.result == 0
 
     def test_several_threads(self):
-        failures = []
-
-        def work(index):
-            location = Device(0) if index % 2 else Host()
+        def work(location):
             allocate, free = functions(location)
             for _ in range(20):
                 pointer = allocate(PAGE)
-                if seen(pointer).preferred_location is not location:
-                    failures.append(index)
+                assert seen(pointer).preferred_location is location
                 free(pointer)
 
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures
+        race_over(work, [Host(), Device(0)] * 2)
 
 
 class TestRefusals:

@@ -18,6 +18,7 @@ from foreign_objects import ProtocolStream
 from identifiers import label
 from managedmem import Host, ManagedBuffer
 from programs import run_python
+from races import in_thread
 
 CUDA_MANAGED = 13
 VERSIONED = {"unversioned": {}, "versioned": {"max_version": (1, 0)}}
@@ -155,13 +156,9 @@ class TestDlpackCapsule:
 
     @versions
     def test_the_deleter_runs_in_any_thread(self, arguments, alloc):
-        import threading
-
         buffer = alloc(PAGE)
         managed = consume(buffer.__dlpack__(**arguments))
-        thread = threading.Thread(target=run_deleter, args=(managed,))
-        thread.start()
-        thread.join()
+        in_thread(lambda: run_deleter(managed))
         buffer.close()
         assert buffer.is_closed
 

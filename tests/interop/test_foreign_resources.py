@@ -8,7 +8,6 @@ import copy
 import ctypes
 import gc
 import sys
-import threading
 import weakref
 
 import pytest
@@ -21,6 +20,7 @@ from foreign_objects import ProtocolStream, foreign
 from identifiers import label
 from managedmem import Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
+from races import in_thread, race, race_over
 
 LEGACY = 1
 
@@ -289,9 +289,7 @@ class TestTheStream:
             raw_driver().cuCtxGetCurrent(ctypes.byref(context))
             found.append(context.value)
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_thread(work)
         assert found[0] is not None
         assert found[1] is not None
         assert found[2] is None, "the thread is left as it was"
@@ -574,17 +572,10 @@ class TestThreads:
         for _ in range(50):
             buffer = lend()
             view = buffer[:16]
-            start = threading.Barrier(6)
-            errors = []
 
-            def work(job, start=start, errors=errors):
-                start.wait(30)
-                try:
+            def work(job):
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
                     job()
-                except RuntimeError:
-                    pass  # closed meanwhile
-                except BaseException as error:
-                    errors.append(error)
 
             jobs = [
                 buffer.close,
@@ -594,13 +585,7 @@ class TestThreads:
                 lambda b=buffer: b.set_deallocation_stream(2),
                 lambda v=view: v.prefetch(Host()),
             ]
-            threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-                assert not thread.is_alive()
-            assert errors == []
+            race_over(work, jobs)
             assert buffer.is_closed
             assert resource.lent == {}
 
@@ -608,25 +593,17 @@ class TestThreads:
         for _ in range(50):
             box = [lend(16 * PAGE)]
             view = box[0][:PAGE]
-            start = threading.Barrier(3)
 
-            def use(view=view, start=start):
-                start.wait(30)
+            def use(view=view):
                 with contextlib.suppress(RuntimeError):
                     for _ in range(10):
                         view.prefetch(Host())
 
-            def end(view=view, box=box, start=start):
-                start.wait(30)
+            def end(view=view, box=box):
                 view.close()
                 box.clear()
 
-            threads = [threading.Thread(target=f) for f in (use, use, end)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-                assert not thread.is_alive()
+            race(use, use, end)
             assert resource.lent == {}
 
 

@@ -1,7 +1,6 @@
 """`buf.numpy()`: the right way to read a result. Ordered, brought to the host, zero-copy."""
 
 import gc
-import threading
 
 import pytest
 
@@ -14,6 +13,7 @@ from foreign_objects import ProtocolStream
 from identifiers import label
 from managedmem import Device, Host, ManagedBuffer, Stream, emulator
 from programs import run_python
+from races import race
 
 numpy = pytest.importorskip("numpy", reason="needs NumPy")
 
@@ -347,7 +347,7 @@ class TestWithoutConcurrentAccess:
 def test_closing_in_another_thread_is_seen_or_refused(alloc):
     """Either the array comes first and closing is refused, or the buffer is closed."""
     buffers = [alloc(PAGE) for _ in range(50)]
-    outcomes = []
+    arrays, outcomes = [], []
 
     def close():
         for buffer in buffers:
@@ -357,15 +357,14 @@ def test_closing_in_another_thread_is_seen_or_refused(alloc):
             except BufferError:
                 outcomes.append("in use")
 
-    thread = threading.Thread(target=close)
-    thread.start()
-    arrays = []
-    for buffer in buffers:
-        try:
-            arrays.append(buffer.numpy())
-            arrays[-1][:] = 1
-        except RuntimeError as error:
-            assert "closed" in str(error)
-    thread.join()
+    def view():
+        for buffer in buffers:
+            try:
+                arrays.append(buffer.numpy())
+                arrays[-1][:] = 1
+            except RuntimeError as error:
+                assert "closed" in str(error)
+
+    race(close, view)
     assert len(arrays) == sum(not buffer.is_closed for buffer in buffers)
     assert outcomes.count("in use") == len(arrays)

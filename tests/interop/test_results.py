@@ -4,7 +4,6 @@ import copy
 import ctypes
 import gc
 import pickle
-import threading
 
 import pytest
 
@@ -15,6 +14,7 @@ from contents import contents, pattern, write
 from driver import CAPTURE_GLOBAL, CAPTURE_RELAXED, capturing, raw_driver
 from managedmem import ManagedBuffer, emulator, result_cache
 from programs import run_python
+from races import race_over
 
 numpy = pytest.importorskip("numpy", reason="needs NumPy")
 
@@ -173,21 +173,13 @@ class TestMemoryIsUsedAgain:
 
     def test_by_threads(self, alloc):
         buffers = [alloc(SIZE) for _ in range(4)]
-        wrong = []
 
         def read(buffer, value):
             for _ in range(20):
                 write(buffer, value)
-                array = buffer.numpy(copy=True)
-                if not (array == value).all():
-                    wrong.append(value)
+                assert (buffer.numpy(copy=True) == value).all()
 
-        threads = [threading.Thread(target=read, args=(b, i + 1)) for i, b in enumerate(buffers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        race_over(read, buffers, range(1, 5))
         # Each thread drops its array after it has the next.
         assert result_cache.nbytes == result_cache.idle_nbytes <= 8 * SIZE
 

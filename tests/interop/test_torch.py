@@ -6,7 +6,6 @@ each device that torch has. to_managed() is in test_torch_moving.py, pools in te
 
 import inspect
 import pickle
-import threading
 
 import pytest
 
@@ -17,6 +16,7 @@ from contents import contents
 from identifiers import label
 from managedmem import Device, Host, MigrationPolicy, emulator
 from programs import run_python
+from races import race_over
 from tensors import (
     DTYPES,
     gpu_only,
@@ -566,17 +566,11 @@ def test_advice_that_fails_in_the_middle_is_taken_back(managed, alloc):
 def test_threads_prefetch_one_module(on, device0):
     model = mt.to_managed(small_model(on))
     expected = sum(p.nbytes for p in model.parameters())
-    results = []
 
     def work(location):
-        results.extend(mt.prefetch(model, location) for _ in range(20))
+        return [mt.prefetch(model, location) for _ in range(20)]
 
-    threads = [threading.Thread(target=work, args=(w,)) for w in (device0, Host()) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 80
+    assert race_over(work, (device0, Host()) * 2) == [[expected] * 20] * 4
 
 
 # --- the documented lines -----------------------------------------------------------------

@@ -5,7 +5,6 @@ import copy
 import gc
 import pickle
 import random
-import threading
 import weakref
 
 import pytest
@@ -26,6 +25,7 @@ from offloaded import (
     use_device,
 )
 from programs import run_python
+from races import in_thread, race, race_over
 from tensors import assert_same, mt, small_model, snapshot, torch
 
 DEVICE = "cuda:0"
@@ -273,10 +273,9 @@ class TestForward:
         original = copy.deepcopy(model)
         handle = offloaded(model, budget=4 * LAYER)
         reference = plain(original, handle)
-        wrong = []
 
-        def work(seed):
-            inputs = batch(handle, rows=seed + 1)
+        def work(rows):
+            inputs = batch(handle, rows)
             with torch.no_grad():
                 expected = reference(inputs)
                 stream = None
@@ -285,15 +284,9 @@ class TestForward:
                     stream.wait_stream(torch.cuda.current_stream())  # for inputs and expected
                 with torch.cuda.stream(stream):
                     for _ in range(4):
-                        if not same(model(inputs), expected):
-                            wrong.append(seed)
+                        assert same(model(inputs), expected)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
+        race_over(work, (1, 2, 3))
         assert handle.stats()["acquired"] >= 3 * 4 * handle.stats()["groups"] > 0
 
     def test_random_rounds(self, on, offloaded):
@@ -315,7 +308,6 @@ class TestForward:
         handle = offloaded(model, budget=3 * LAYER)
         reference = plain(original, handle)
         inputs = batch(handle)
-        wrong = []
 
         def gradient(module, order):
             mine = inputs.clone().requires_grad_()
@@ -324,24 +316,18 @@ class TestForward:
         def work(seed):
             use_device(handle)
             chance = random.Random(seed)
-            for number in range(40):
+            for _ in range(40):
                 order = [chance.randrange(8) for _ in range(chance.randrange(1, 9))]
                 if chance.random() < 0.1:
                     with contextlib.suppress(IndexError):
                         model(inputs, [*order, 99])
                 function = chance.choice([forward, gradient])
-                if not same(function(model, order), function(reference, order)):
-                    wrong.append((seed, number))
+                assert same(function(model, order), function(reference, order)), (seed, order)
 
         def forward(module, order):
             return module(inputs, order).detach()
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert wrong == []
+        race_over(work, range(3))
         assert handle.stats()["held"] <= 3 * LAYER
 
     def test_two_devices(self, device1, on, offloaded):
@@ -410,9 +396,7 @@ class TestExceptions:
 
         for number in (0, 2, 4, 6, 8):
             hook = model[number].register_forward_hook(fail)
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
+            in_thread(run)
             hook.remove()
         gc.collect()
         with torch.no_grad():
@@ -501,11 +485,7 @@ class TestRemove:
         before = snapshot(model)
         handle = mt.offload(model, DEVICE, budget=4 * LAYER)
         model(batch(handle))
-        threads = [threading.Thread(target=handle.remove) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        race(*[handle.remove] * 4)
         assert_same(before, snapshot(model), places_too=None)
 
     def test_in_a_garbage_collection(self, on):

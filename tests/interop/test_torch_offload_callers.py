@@ -4,12 +4,12 @@ optimizers, and handles that a module keeps."""
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import pytest
 
 from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, same
+from races import race
 from tensors import mt, torch
 
 DEVICE = 0
@@ -103,22 +103,13 @@ class TestGradients:
         model = layers(4, on=on)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handle = mt.offload(model, DEVICE, budget=2 * LAYER, optimizer=optimizer)
-        failed = []
 
         def train():
-            try:
-                for _ in range(10):
-                    sum(p.sum() for p in model.parameters()).backward()
-            except BaseException as error:
-                failed.append(error)
+            for _ in range(10):
+                sum(p.sum() for p in model.parameters()).backward()
 
         for _ in range(5):
-            threads = [threading.Thread(target=train) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failed == []
+            race(train, train, train)
             if handle.device.type == "cuda":
                 assert all(bool((p.grad == 30).all()) for p in model.parameters())
             model.zero_grad()
@@ -416,21 +407,6 @@ class TestHandles:
             model = layers(2, on=on)
             before = copy.deepcopy(model)
             handle = mt.offload(model, DEVICE, budget=LAYER)
-            start = threading.Barrier(2)
-            failed = []
-
-            def remove(handle=handle, start=start, failed=failed):
-                start.wait()
-                try:
-                    handle.remove()
-                except BaseException as error:
-                    failed.append(error)
-
-            threads = [threading.Thread(target=remove) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failed == []
+            race(handle.remove, handle.remove)
             assert managed_tensors(model) == []
             assert_same_module(model, before)

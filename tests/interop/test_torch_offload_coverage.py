@@ -3,12 +3,12 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import pytest
 
 from offloaded import LAYER, WIDTH, assert_same_module, batch, layers, nn, same, use_device
+from races import race
 from tensors import mt, torch
 
 DEVICE = 0
@@ -273,24 +273,15 @@ class TestWarnings:
     def test_none_when_threads_train_at_once(self, on):
         model = layers(on=on)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        failed = []
         with mt.offload(model, DEVICE, budget=6 * LAYER, optimizer=optimizer) as handle:
             inputs = batch(handle)
 
             def work():
                 use_device(handle)
-                try:
-                    for _ in range(5):
-                        model(inputs).sum().backward()
-                except BaseException as error:
-                    failed.append(error)
+                for _ in range(5):
+                    model(inputs).sum().backward()
 
-            threads = [threading.Thread(target=work) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failed == []
+            race(work, work, work)
             assert all(each.seen == each.made for each in handle.coverage.values())
 
 
@@ -347,26 +338,15 @@ class TestTheFirstCall:
 
     def test_in_several_threads_at_once(self, on):
         model = User().to(on)
-        failed = []
         with mt.offload(model, DEVICE, budget=3 * LAYER) as handle:
             inputs = batch(handle)
-            start = threading.Barrier(3)
 
             def work():
-                if handle.device.type == "cuda":
-                    torch.cuda.set_device(handle.device)
-                start.wait()
-                try:
-                    with torch.no_grad():
-                        model(inputs)
-                except BaseException as error:
-                    failed.append(error)
+                use_device(handle)
+                with torch.no_grad():
+                    model(inputs)
 
-            threads = [threading.Thread(target=work) for _ in range(3)]
             with pytest.warns(UserWarning, match=r"'parts\.1', 'parts\.3' were used") as caught:
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            assert failed == [] and len(caught) == 1
+                race(work, work, work)
+            assert len(caught) == 1
             assert handle.coverage["parts.1"].made == 3

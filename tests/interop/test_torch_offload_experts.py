@@ -4,12 +4,12 @@ import copy
 import gc
 import importlib
 import pickle
-import threading
 import weakref
 
 import pytest
 
 from offloaded import nn, same, use_device
+from races import race_over
 from tensors import mt, torch
 
 choice = importlib.import_module("managedmem.torch._offload_choice")
@@ -463,24 +463,17 @@ class TestLifetimes:
     def test_threads(self, on):
         model = mixture(on)
         original = copy.deepcopy(model)
-        wrong = []
         with mt.offload(model, DEVICE, budget=BUDGET) as handle:
             original = original.to(handle.device)
-            inputs = [batch(handle, seed) for seed in range(4)]
 
-            def work(i):
+            def work(inputs):
                 use_device(handle)
                 with torch.no_grad():
                     for _ in range(5):
-                        if not same(model(inputs[i]), original(inputs[i])):
-                            wrong.append(i)
+                        assert same(model(inputs), original(inputs))
 
-            threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert wrong == [] and shows_parameters(model)
+            race_over(work, [batch(handle, seed) for seed in range(4)])
+        assert shows_parameters(model)
 
     @pytest.mark.parametrize("is_interrupted", [False, True])
     def test_a_dropped_model_is_freed(self, on, is_interrupted):

@@ -1,12 +1,12 @@
 """offload() with an optimizer whose groups change, or are looked at by other threads."""
 
 import copy
-import threading
 
 import pytest
 
 from managedmem import emulator
 from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, same
+from races import in_thread
 from tensors import mt, torch
 
 DEVICE = 0
@@ -220,9 +220,7 @@ class TestOtherThreads:
             )
 
         def observed(*given):
-            reader = threading.Thread(target=look)
-            reader.start()
-            reader.join()
+            in_thread(look)
             return original(*given)
 
         with mt.offload(model, DEVICE, budget=BUDGETS[budget], optimizer=optimizer) as handle:

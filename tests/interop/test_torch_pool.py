@@ -3,7 +3,6 @@
 import gc
 import importlib
 import inspect
-import threading
 
 import pytest
 
@@ -12,6 +11,7 @@ from constants import EMULATED
 from identifiers import label
 from managedmem import CUDAError, Device, Host, ManagedBuffer, MigrationPolicy
 from programs import run_python
+from races import race_over
 from tensors import in_pool, is_managed, torch
 
 _torch_pool = importlib.import_module("managedmem.torch._pool")
@@ -439,25 +439,17 @@ class TestTensors:
     def test_of_several_threads(self):
         """Each has a pool of its own, as torch asks for, and no pool ends while one is entered."""
         pools = [managed_mempool(preferred_location=Device(0)) for _ in range(4)]
-        results = []
 
         def work(number):
-            pool = pools[number]
             stream = torch.cuda.Stream()
             for _ in range(10):
                 with torch.cuda.stream(stream):
-                    tensor = in_pool(pool, 10_000)
+                    tensor = in_pool(pools[number], 10_000)
                     tensor.fill_(number)
-                    total = tensor.sum().item()
-                results.append(is_managed(tensor.data_ptr()) and total == number * 10_000)
+                    assert tensor.sum().item() == number * 10_000
+                assert is_managed(tensor.data_ptr())
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(results) == 40
-        assert all(results)
+        race_over(work, range(4))
 
     def test_move_and_keep_their_contents(self):
         tensor = in_pool(managed_mempool())

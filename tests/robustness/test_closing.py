@@ -1,8 +1,8 @@
 """The references that a closed buffer releases, and the deallocation of buffers that own
 buffers."""
 
+import contextlib
 import gc
-import threading
 import weakref
 
 import pytest
@@ -18,6 +18,8 @@ from managedmem import (
     Stream,
 )
 from programs import run_python
+from races import race_over
+from whole_programs import run_to_the_end
 
 
 class Owner:
@@ -262,26 +264,13 @@ class TestThreads:
     ROUNDS = 200
 
     def run(self, *jobs):
-        """Run each job in a thread of its own, and raise their exceptions here."""
-        errors = []
-        start = threading.Barrier(len(jobs))
+        """Run the jobs at once; some find a buffer that is closed meanwhile, or exported."""
 
         def work(job):
-            start.wait(30)
-            try:
+            with contextlib.suppress(RuntimeError, BufferError):
                 job()
-            except (RuntimeError, BufferError):
-                pass  # closed meanwhile, or exported
-            except BaseException as error:
-                errors.append(error)
 
-        threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        assert errors == []
+        race_over(work, jobs)
 
     def test_views_closed_while_others_use_and_drop_them(self):
         class Box:
@@ -380,8 +369,7 @@ class TestDeepChains:
 
     @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
     def test_end(self, link):
-        done = run_python(CHAIN + f"buffer = chain(DEPTH, {link})\ndel buffer\nprint(ended)")
-        assert (done.stdout, done.stderr) == ("[True]\n", "")
+        run_to_the_end(CHAIN + f"buffer = chain(DEPTH, {link})\ndel buffer\nassert ended == [True]")
 
     @pytest.mark.parametrize(
         "end",
@@ -398,33 +386,23 @@ class TestDeepChains:
     )
     @pytest.mark.parametrize("cls", ["ManagedBuffer", "Tagged"])
     def test_end_in_other_ways(self, end, cls):
-        done = run_python(
-            CHAIN
-            + "last = Last()\n"
-            + f"buffer = chain(DEPTH, lambda b: b, {cls}, last)\n"
-            + end
-            + "\nlast = None\nprint(ended)"
-        )
-        assert (done.stdout, done.stderr) == ("[True]\n", "")
+        made = f"last = Last()\nbuffer = chain(DEPTH, lambda b: b, {cls}, last)\n"
+        run_to_the_end(CHAIN + made + end + "\nlast = None\nassert ended == [True]")
 
     def test_end_on_several_threads_at_once(self):
-        done = run_python(
+        run_to_the_end(
             CHAIN
             + """
+from races import race
 boxes = [[chain(50_000, lambda b: b)] for _ in range(4)]
-threads = [threading.Thread(target=box.clear) for box in boxes]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(len(ended))
+race(*(box.clear for box in boxes))
+assert len(ended) == 4
 """
         )
-        assert (done.stdout, done.stderr) == ("4\n", "")
 
     def test_code_that_runs_in_the_middle_may_end_others(self):
         """An owner deep inside the chain drops chains of its own."""
-        done = run_python(
+        run_to_the_end(
             CHAIN
             + """
 class Middle(Holder):
@@ -444,10 +422,9 @@ def link(buffer):
 
 buffer = chain(50_000, link)
 del buffer
-print(ended.count("middle"), ended.count(True))
+assert (ended.count("middle"), ended.count(True)) == (10, 11)
 """
         )
-        assert (done.stdout, done.stderr) == ("10 11\n", "")
 
 
 def test_at_exit():

@@ -324,8 +324,8 @@ def test_a_context_that_was_made_current_is_taken_back_when_relaxing_fails():
     """In a thread without a context of its own, where each call brings one."""
     run_python(
         """
-        import threading
         from managedmem import CUDAError, ManagedMemoryResource, Stream, emulator
+        from races import in_thread
         buffer, stream = ManagedMemoryResource().allocate(4096), Stream()
         depths = []
 
@@ -343,9 +343,7 @@ def test_a_context_that_was_made_current_is_taken_back_when_relaxing_fails():
                     assert error.function == "cuThreadExchangeStreamCaptureMode", error
                     depths.append(emulator.live().context_depth)
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_thread(work)
         assert depths == [0] * 4, depths
         """
     )

@@ -7,6 +7,7 @@ threads and its own driver along.
 import pytest
 
 from programs import run_python
+from whole_programs import run_to_the_end
 
 PRELUDE = """
 import gc, os, sys
@@ -57,6 +58,12 @@ plan = managedmem.PrefetchPlan([(buf, Host())])
 applied = managedmem.MigrationPolicy(read_mostly=True).applied(resource.allocate(4096))
 applied.__enter__()
 """
+
+
+def run(code):
+    """A program with everything that SETUP makes."""
+    run_to_the_end(PRELUDE + SETUP + code)
+
 
 OPERATIONS = {
     "allocate": "resource.allocate(4096)",
@@ -140,10 +147,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_are_refused_after_a_fork(name):
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + f"""
+    run(f"""
 def work():
     # One line may be an assignment, so it is executed as text.
     refused(lambda: exec({OPERATIONS[name]!r}, globals()))
@@ -151,18 +155,13 @@ assert in_child(work) == 0
 # The parent goes on as if nothing had happened.
 assert buf.read_mostly is True and members == {{Host()}}
 buf.prefetch(Host()); applied.restore(); stream.sync(); block.close(); stream.close(); buf.close()
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 @pytest.mark.parametrize("name", ["memoryview(buf)", "memoryview(part)"])
 def test_host_views_are_refused_after_a_fork(name):
     """The kernel does not copy managed memory into a child: touching it would kill the process."""
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + f"""
+    run(f"""
 def work():
     try:
         {name}
@@ -172,17 +171,12 @@ def work():
     raise AssertionError("the memory was handed out")
 assert in_child(work) == 0
 assert len(memoryview(buf)) == buf.size
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 def test_letting_go_is_harmless():
     """Dropping and closing in a child neither fails nor touches the parent's driver."""
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + """
+    run("""
 from managedmem import emulator
 capsule = buf.__dlpack__()
 other = resource.allocate(4096)
@@ -206,16 +200,11 @@ assert in_child(work) == 0
 assert emulator.live() == live
 del capsule
 other.close(); held.close(); stream.close(); buf.close()
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 def test_harmless_things_stay_possible():
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + """
+    run("""
 def work():
     assert Host() is Host() and Host(1) is Host(numa_id=1)
     assert buf.size == 16 * 4096 and len(part) == 4096 and not buf.is_closed
@@ -223,17 +212,12 @@ def work():
         assert isinstance(repr(thing), str)
     assert hash(device) == hash(device) and device == device
 assert in_child(work) == 0
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 def test_a_child_that_ends_normally_is_quiet():
     """Not os._exit: the child runs its whole interpreter shutdown with inherited buffers."""
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + """
+    run("""
 view = memoryview(buf)
 pid = os.fork()
 if pid == 0:
@@ -241,20 +225,13 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 view.release()
 buf.close()
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 def test_a_grandchild_is_refused_too():
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + """
+    run("""
 assert in_child(lambda: in_child(lambda: refused(Device.count)) and sys.exit(1)) == 0
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 def test_forking_before_first_use_works_in_both():
@@ -315,10 +292,7 @@ if __name__ == "__main__":
 
 def test_letting_go_of_what_a_thread_of_the_parent_was_using():
     """The thread that holds the stream and the buffer does not exist in the child: no waiting."""
-    done = run_python(
-        PRELUDE
-        + SETUP
-        + """
+    run("""
 import signal, threading, warnings
 from forks import fork_beside_sleepers
 from host_functions import Gate
@@ -342,9 +316,7 @@ assert syncing.is_alive()
 gate.open()
 syncing.join()
 stream.close(); buf.close()
-"""
-    )
-    assert done.stderr == ""
+""")
 
 
 @pytest.mark.parametrize("failed", ["/nowhere/libcuda.so.1", "a file that is no driver"])

@@ -2,13 +2,13 @@
 
 import gc
 import sys
-import threading
 import warnings
 
 import pytest
 
 import managedmem
 from managedmem import CUDAWarning, DeviceMemoryResource, ManagedMemoryResource, Stream, emulator
+from races import in_thread
 
 pytestmark = pytest.mark.emulator_only(reason="makes frees fail")
 THINGS = {
@@ -53,7 +53,5 @@ class TestDropping:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             drop(call)
-            thread = threading.Thread(target=drop, args=(call,))
-            thread.start()
-            thread.join()
+            in_thread(lambda: drop(call))
         assert seen == [CUDAWarning] * 2

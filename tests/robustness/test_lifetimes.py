@@ -17,6 +17,7 @@ from contents import contents, pattern, write
 from dlpack import consume, run_deleter
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
+from whole_programs import run_to_the_end
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -55,16 +56,12 @@ class TestInterning:
 
     def test_pickled_device_arrives_in_another_process(self):
         data = pickle.dumps([Device(0), Host(1), Host.numa_current()])
-        done = run_python(
-            f"""
+        run_to_the_end(f"""
             import pickle
             from managedmem import Device, Host
             a, b, c = pickle.loads({data!r})
             assert a is Device(0) and b is Host(1) and c is Host.numa_current()
-            print("same")
-            """
-        )
-        assert done.stdout == "same\n"
+        """)
 
 
 class TestNoCopies:
@@ -400,8 +397,7 @@ class TestExit:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_module_and_types_can_be_dropped(self):
-        done = run_python(
-            """
+        run_to_the_end("""
             import gc, sys, weakref
             import managedmem
             from managedmem import Host, Device, ManagedMemoryResource
@@ -418,15 +414,11 @@ class TestExit:
             b.close()
             del b, kept
             gc.collect()
-            print("fine")
-            """
-        )
-        assert (done.stdout, done.stderr) == ("fine\n", "")
+        """)
 
     def test_imported_twice_under_fresh_state(self):
         """A second module object in one interpreter has its own types and state."""
-        done = run_python(
-            """
+        run_to_the_end("""
             import sys
             from managedmem import _managedmem as first
             del sys.modules["managedmem._managedmem"]
@@ -437,15 +429,11 @@ class TestExit:
             a, b = (m.ManagedMemoryResource().allocate(4096) for m in (first, second))
             a.accessed_by.add(first.Host()); b.accessed_by.add(second.Host())
             b.close(); a.close()
-            print("fine")
-            """
-        )
-        assert (done.stdout, done.stderr) == ("fine\n", "")
+        """)
 
 
 def test_import_opens_no_driver():
-    done = run_python(
-        """
+    run_to_the_end("""
         import managedmem
         with open("/proc/self/maps") as maps:
             text = maps.read()
@@ -457,14 +445,11 @@ def test_import_opens_no_driver():
         managedmem.Device.count()
         with open("/proc/self/maps") as maps:
             assert "managedmem_emulator" in maps.read()
-        """
-    )
-    assert done.stderr == ""
+    """)
 
 
 def test_the_callback_at_exit_is_held_by_atexit_only():
-    run_python(
-        """
+    run_to_the_end("""
         import atexit, gc
         import managedmem
 
@@ -475,5 +460,4 @@ def test_the_callback_at_exit_is_held_by_atexit_only():
         atexit._clear()
         gc.collect()
         assert not callbacks()
-        """
-    )
+    """)

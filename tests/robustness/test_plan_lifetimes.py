@@ -5,7 +5,6 @@ import contextlib
 import copy
 import ctypes
 import gc
-import threading
 import weakref
 
 import pytest
@@ -18,6 +17,7 @@ from foreign_objects import CudaArray
 from managedmem import Device, Host, PrefetchPlan, Stream
 from plans import adjacent, place
 from programs import run_python
+from races import race
 
 emulator_only = pytest.mark.emulator_only
 
@@ -184,28 +184,6 @@ class TestLifetimes:
             """,
             driver="emulator",
         )
-
-
-def race(*workers):
-    """Run the workers at once; raise what any of them raised."""
-    barrier = threading.Barrier(len(workers))
-    failures = []
-
-    def run(worker):
-        try:
-            barrier.wait(30)
-            worker()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if failures:
-        raise failures[0]
 
 
 class TestThreads:

@@ -10,6 +10,7 @@ import pytest
 from forks import ASAN
 from programs import run_python
 from subinterpreters import PRELUDE as SUBINTERPRETERS
+from whole_programs import run_to_the_end
 
 pytestmark = pytest.mark.emulator_only
 
@@ -49,16 +50,13 @@ def requested(recorder):
 )
 
 
-def run(code, **more):
-    done = run_python(PRELUDE + code, **more)
-    assert done.stderr == ""
-    return done.stdout
+def run(code):
+    run_to_the_end(PRELUDE + code)
 
 
 class TestTheThread:
     def test_ends_with_the_recording(self):
-        assert (
-            run("""
+        run("""
 recorder = Recorder()
 recorder.start()
 assert threads(2)
@@ -68,15 +66,11 @@ recorder = Recorder()
 recorder.start()
 del recorder
 assert threads(1)
-print("fine")
 """)
-            == "fine\n"
-        )
 
     def test_is_not_interrupted_by_signals(self):
         """Python's handler runs, and system calls of the main thread are interrupted as usual."""
-        assert (
-            run("""
+        run("""
 seen = []
 signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.get_native_id()))
 buffer = on_host()
@@ -89,17 +83,14 @@ for n in range(20):
         time.sleep(0.001)
 recorder.stop()
 assert len(seen) == 20 and set(seen) == {threading.get_native_id()}
-print(requested(recorder) >> 20)
+assert requested(recorder) >> 20 == 20
 """)
-            == "20\n"
-        )
 
 
 class TestKeyboardInterrupts:
     def test_between_and_in_calls(self):
         """The recorder stays usable, and its parts whole."""
-        assert (
-            run("""
+        run("""
 armed = False
 def interrupt(*_):
     global armed
@@ -131,10 +122,7 @@ recorder.stop() # if it was interrupted before it began
 parts = recorder.parts()
 assert all(a[1] == b[0] for a, b in zip(parts, parts[1:]))
 assert not recorder.running and threads(1)
-print("fine")
 """)
-            == "fine\n"
-        )
 
 
 class TestTheEndOfTheProcess:
@@ -153,7 +141,9 @@ class TestTheEndOfTheProcess:
         ],
     )
     def test_with_a_recorder_that_runs(self, end):
-        run(f"""
+        done = run_python(
+            PRELUDE
+            + f"""
 def mark():
     try:
         recorder.mark()
@@ -165,7 +155,9 @@ recorder = Recorder()
 recorder.start()
 buffer.prefetch(Device(0))
 {end}
-""")
+"""
+        )
+        assert done.stderr == ""
 
     def test_with_a_daemon_thread_that_records(self):
         run("""
@@ -238,7 +230,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert recorder.running
 buffer.prefetch(Host()); buffer.prefetch(Device(0))
 recorder.stop()
-print(requested(recorder) >> 20, recorder.report()["lost"])
+assert (requested(recorder) >> 20, recorder.report()["lost"]) == (2, 0)
 """
 
     @pytest.mark.parametrize(
@@ -254,7 +246,7 @@ print(requested(recorder) >> 20, recorder.report()["lost"])
         ],
     )
     def test_the_parent_goes_on(self, child):
-        assert run(self.CHILD.format(child=child)) == "2 0\n"
+        run(self.CHILD.format(child=child))
 
     @pytest.mark.parametrize(
         "use", ["recorder.mark()", "recorder.attribute([])", "Recorder().start()"]
@@ -268,15 +260,14 @@ print(requested(recorder) >> 20, recorder.report()["lost"])
     else:
         os._exit(1)
 """
-        assert run(self.CHILD.format(child=child)) == "2 0\n"
+        run(self.CHILD.format(child=child))
 
     @pytest.mark.skipif(
         ASAN, reason="its malloc() hangs after a fork beside a thread that allocates"
     )
     def test_forks_while_records_are_drained(self):
         """A child must find no lock taken."""
-        assert (
-            run("""
+        run("""
 buffer = managedmem.empty(4 << 20)
 recorder = Recorder(limit=1000)
 recorder.start()
@@ -300,14 +291,11 @@ for _ in range(30):
 over = True
 thread.join()
 recorder.stop()
-print(recorder.running)
+assert not recorder.running
 """)
-            == "False\n"
-        )
 
     def test_a_fork_before_the_first_use_of_the_driver(self):
-        assert (
-            run("""
+        run("""
 recorder = Recorder()
 sys.stdout.flush()
 pid = os.fork()
@@ -319,10 +307,7 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 recorder.start()
 recorder.stop()
-print("fine")
 """)
-            == "fine\n"
-        )
 
 
 OWN_GIL = pytest.param(
@@ -336,10 +321,9 @@ OWN_GIL = pytest.param(
 @pytest.mark.parametrize("kind", [OWN_GIL, "legacy"])
 class TestSubinterpreters:
     def test_they_share_one_recording(self, kind):
-        assert (
-            run(
-                SUBINTERPRETERS
-                + f"""
+        run(
+            SUBINTERPRETERS
+            + f"""
 interpreter = create({kind!r})
 recorder = Recorder()
 recorder.start()
@@ -359,17 +343,14 @@ recorder.mark()
 interpreters.destroy(interpreter)
 assert recorder.running
 recorder.stop()
-print(requested(recorder) >> 20)
+assert requested(recorder) >> 20 == 1
 """
-            )
-            == "1\n"
         )
 
     def test_the_end_of_one_ends_its_own_recording_only(self, kind):
-        assert (
-            run(
-                SUBINTERPRETERS
-                + f"""
+        run(
+            SUBINTERPRETERS
+            + f"""
 other = create({kind!r})
 for _ in range(5):
     interpreter = create({kind!r})
@@ -387,8 +368,5 @@ sys.recorder.start()
     assert recorder.running
     recorder.stop()
     other = create({kind!r})
-print("fine")
 """
-            )
-            == "fine\n"
         )

@@ -11,6 +11,7 @@ import pytest
 from constants import FREE_THREADED
 from programs import run_python
 from subinterpreters import PRELUDE
+from whole_programs import run_to_the_end
 
 pytestmark = pytest.mark.skipif(
     sys.implementation.name != "cpython", reason="subinterpreters are a CPython feature"
@@ -61,12 +62,14 @@ OWN_GIL = pytest.param(
 KINDS = [OWN_GIL, "legacy"]
 
 
+def run(code):
+    run_to_the_end(PRELUDE + code)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("last", [CLOSE, ""], ids=["closed", "left open"])
 def test_import_use_and_destroy_twenty_times(kind, last):
-    done = run_python(
-        PRELUDE
-        + f"""
+    run(f"""
 import managedmem
 from managedmem import emulator
 managedmem.Device.count()
@@ -78,35 +81,25 @@ for _ in range(20):
     run(interpreter, {USE + last!r})
     interpreters.destroy(interpreter)
     assert emulator.live() == live, (emulator.live(), live)
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_main_interpreter_need_not_have_imported_it(kind):
-    done = run_python(
-        PRELUDE
-        + f"""
+    run(f"""
 for _ in range(3):
     interpreter = create({kind!r})
     run(interpreter, {USE + CLOSE!r})
     interpreters.destroy(interpreter)
 assert "managedmem" not in sys.modules
 exec({USE + CLOSE!r})
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_is_not_shared(kind):
     """Types differ by identity; a location made here is not the one made there."""
-    done = run_python(
-        PRELUDE
-        + f"""
+    run(f"""
 import os
 from managedmem import Host, Device, ManagedBuffer
 read, write = os.pipe()
@@ -122,17 +115,12 @@ ours = [id(o) for o in (Host, Device, ManagedBuffer, Host(), Device(0))]
 assert not set(theirs) & set(ours)
 interpreters.destroy(interpreter)
 assert Host() is Host() and Device(0) is Device(0)
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_of_one_can_be_wrapped_in_another(kind):
-    done = run_python(
-        PRELUDE
-        + f"""
+    run(f"""
 from managedmem import Host, ManagedMemoryResource
 buffer = ManagedMemoryResource().allocate(4096)
 interpreter = create({kind!r})
@@ -148,36 +136,21 @@ assert buffer.read_mostly is True
 assert buffer.last_prefetch_location is Host()
 assert memoryview(buffer)[0] == 42
 buffer.close()
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_parallel_threads(kind):
     """With own GILs these really run at once: process-wide state must be ready for it."""
-    done = run_python(
-        PRELUDE
-        + f"""
-import threading
-failures = []
+    run(f"""
+from races import race
 def work():
-    try:
-        for _ in range(5):
-            interpreter = create({kind!r})
-            run(interpreter, {USE + CLOSE!r})
-            interpreters.destroy(interpreter)
-    except BaseException as error:
-        failures.append(error)
-threads = [threading.Thread(target=work) for _ in range(4)]
-for t in threads: t.start()
-for t in threads: t.join()
-assert not failures, failures
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+    for _ in range(5):
+        interpreter = create({kind!r})
+        run(interpreter, {USE + CLOSE!r})
+        interpreters.destroy(interpreter)
+race(*[work] * 4)
+""")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the check came with 3.12")
@@ -277,16 +250,18 @@ DELETE = {
 """
 )
 
+
+def run_with_tensors(code):
+    run(TENSORS + code)
+
+
 DELETERS = ["a plain thread", "another interpreter", "without the GIL"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("caller", DELETERS)
 def test_an_owner_ends_in_its_own_interpreter(kind, caller):
-    done = run_python(
-        PRELUDE
-        + TENSORS
-        + f"""
+    run_with_tensors(f"""
 import select
 interpreter = create({kind!r})
 [first, last], ends = consume(interpreter, tensors=2)
@@ -296,28 +271,19 @@ DELETE[{caller!r}](*last)
 assert select.select([ends], [], [], 60)[0] == [ends]
 assert os.read(ends, 100) == b"home"
 destroy(interpreter)
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("caller", DELETERS)
 def test_a_tensor_outlives_its_interpreter(kind, caller):
     """No interpreter can run the owner's code, so the owner is left alone."""
-    done = run_python(
-        PRELUDE
-        + TENSORS
-        + f"""
+    run_with_tensors(f"""
 interpreter = create({kind!r})
 [tensor], ends = consume(interpreter)
 interpreters.destroy(interpreter)
 DELETE[{caller!r}](*tensor)
-print("fine")
-"""
-    )
-    assert (done.stdout, done.stderr) == ("fine\n", "")
+""")
 
 
 @pytest.mark.skipif(

@@ -18,6 +18,8 @@ from contents import write
 from driver import raw_driver
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
+from races import race
+from whole_programs import run_to_the_end
 
 THREADS = 6
 ROUNDS = 25
@@ -29,30 +31,6 @@ def frantic_switching():
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-def race(*workers):
-    """Run the workers at once from a barrier; re-raise the first thing that any of them raised."""
-    barrier = threading.Barrier(len(workers))
-    failures = []
-    results = [None] * len(workers)
-
-    def run(index, worker):
-        try:
-            barrier.wait(30)
-            results[index] = worker()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=item) for item in enumerate(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    if failures:
-        raise failures[0]
-    return results
 
 
 def until_closed(operation):
@@ -328,26 +306,16 @@ class TestSharedObjects:
 
 class TestFirstUse:
     def test_many_threads_open_the_driver_once(self):
-        done = run_python(
-            """
-            import sys, threading
+        run_to_the_end("""
+            import sys
             sys.setswitchinterval(1e-6)
             import managedmem
             from managedmem import emulator
-            barrier = threading.Barrier(8)
-            seen = []
-            def work():
-                barrier.wait()
-                seen.append((managedmem.Device.count(), managedmem.Device(0)))
-            threads = [threading.Thread(target=work) for _ in range(8)]
-            for t in threads: t.start()
-            for t in threads: t.join()
+            from races import race
+            seen = race(*[lambda: (managedmem.Device.count(), managedmem.Device(0))] * 8)
             assert seen == [(2, managedmem.Device(0))] * 8, seen
             assert sum(c.name == "cuInit" for c in emulator.calls()) == 1
-            print("once")
-            """
-        )
-        assert (done.stdout, done.stderr) == ("once\n", "")
+        """)
 
     def test_threads_that_never_touched_cuda(self, buf):
         """A fresh thread has no context; operations bring what they need and leave nothing."""

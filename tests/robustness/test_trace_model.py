@@ -6,15 +6,17 @@ calls, disturbed queues, limits and threads. Each program runs in a process of i
 
 import pytest
 
-from programs import run_python
 from searches import FIRST_SEED
+from whole_programs import run_to_the_end
 
 pytestmark = [pytest.mark.emulator_only, pytest.mark.search]
 
 PRELUDE = """
-import gc, random, sys, threading, warnings
+import gc, random, sys, time, warnings
+from functools import partial
 import managedmem
 from managedmem import CUDAError, Device, Host, emulator
+from races import race
 
 warnings.simplefilter("ignore", managedmem.CUDAWarning)  # frees fail here, too
 
@@ -142,12 +144,6 @@ def run(seed, *, fails=False, disturbed=None, names=False, limit=10**6, steps=60
 """
 
 
-def passes(code):
-    done = run_python(PRELUDE + code + "\nprint('fine')\n")
-    assert done.stdout == "fine\n"
-    assert done.stderr == ""
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -163,48 +159,40 @@ def passes(code):
     ],
 )
 def test_random_programs(options):
-    passes(f"for seed in range({FIRST_SEED}, {FIRST_SEED + 15}): run(seed, {options})")
+    seeds = f"range({FIRST_SEED}, {FIRST_SEED + 15})"
+    run_to_the_end(PRELUDE + f"for seed in {seeds}: run(seed, {options})")
 
 
 def test_programs_of_threads():
     """With marks of others meanwhile; no event of own memory is unattributed."""
-    passes(
-        f"seeds = range({FIRST_SEED}, {FIRST_SEED + 4})"
+    run_to_the_end(
+        PRELUDE
+        + f"seeds = range({FIRST_SEED}, {FIRST_SEED + 4})"
         + """
 sys.setswitchinterval(1e-4)
 for seed in seeds:
     programs = [Program(10 * seed + i, 1000 * i) for i in range(3)]
-    over, errors = threading.Event(), []
+    left = programs.copy()
 
     def work(program):
         try:
             for _ in range(80):
                 program.step()
             program.buffers.clear()
-        except BaseException as error:
-            errors.append(error)
+        finally:
+            left.remove(program)
 
     def mark():
-        try:
-            while not over.wait(0.002):
-                part = t.mark("part")
-                sums(part.total), part.memories
-        except BaseException as error:
-            errors.append(error)
+        while left:
+            time.sleep(0.002)
+            part = t.mark("part")
+            sums(part.total), part.memories
 
     t = managedmem.trace(limit=1000 if seed % 2 else 10**6)
     t.start()
     before = moved()
-    workers = [threading.Thread(target=work, args=[program]) for program in programs]
-    marker = threading.Thread(target=mark)
-    for thread in [*workers, marker]:
-        thread.start()
-    for thread in workers:
-        thread.join()
-    over.set()
-    marker.join()
+    race(mark, *(partial(work, program) for program in programs))
     t.stop()
-    assert not errors, errors
     assert sums(t.total) == [b - a for a, b in zip(before, moved(), strict=True)]
     assert t.complete and t.unattributed.moved == 0, t.unattributed
     for part in (t, *t.slices):

@@ -9,6 +9,7 @@ import pytest
 
 from programs import run_python
 from subinterpreters import PRELUDE as SUBINTERPRETERS
+from whole_programs import run_to_the_end
 
 pytestmark = pytest.mark.emulator_only("ends processes, and counts objects of the driver")
 
@@ -19,6 +20,7 @@ import managedmem
 from forks import fork_beside_sleepers
 from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 from managedmem.typing import WorkingGroup
+from races import race, race_over
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 SIZE = 1 << 16
 buffers = [managedmem.full(SIZE, number, "uint8") for number in range(8)]
@@ -44,10 +46,8 @@ def contents(groups):
 """
 
 
-def run(code, **more):
-    done = run_python(PRELUDE + code, **more)
-    assert done.stderr == ""
-    return done.stdout
+def run(code):
+    run_to_the_end(PRELUDE + code)
 
 
 def test_no_thread_of_its_own():
@@ -79,7 +79,9 @@ assert len(os.listdir("/proc/self/task")) == before
     ],
 )
 def test_the_process_ends_with_a_set_at_work(end, kind):
-    run(f"""
+    done = run_python(
+        PRELUDE
+        + f"""
 def use_on():
     try:
         while True:
@@ -100,13 +102,14 @@ def make_others():
 
 working, groups = at_work({kind})
 {end}
-""")
+"""
+    )
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
 def test_a_set_and_its_groups_are_garbage_together(kind):
-    assert (
-        run(f"""
+    run(f"""
 for buffer in buffers:
     buffer.prefetch(managedmem.Host())
 at_work({kind})
@@ -124,16 +127,12 @@ for round in range(20):
     gc.collect()
 Device(0).sync()
 assert emulator.live() == before, (emulator.live(), before)
-print("fine")
 """)
-        == "fine\n"
-    )
 
 
 def test_collections_inside_of_calls():
     """They end uses of other groups and sets, and drop their arrays, whatever is under way."""
-    assert (
-        run("""
+    run("""
 gc.set_threshold(3, 3, 3)
 first, groups = at_work()
 second, others = at_work()
@@ -141,37 +140,23 @@ def litter(group):
     use = group.use()
     cycle = [use, use.arrays]
     cycle.append(cycle)
-failed = []
 def work(groups, others):
-    try:
-        for round in range(60):
-            for group, other in zip(groups, others[::-1]):
-                litter(group)
-                with other.use() as use:
-                    use.arrays
-                with group.use_on_host() as home:
-                    home
-    except BaseException as error:
-        failed.append(error)
+    for round in range(60):
+        for group, other in zip(groups, others[::-1]):
+            litter(group)
+            with other.use() as use:
+                use.arrays
+            with group.use_on_host() as home:
+                home
 gc.collect()
-workers = [
-    threading.Thread(target=work, args=pair)
-    for pair in ((groups[::2], others[::2]), (others[::2], groups[::2]))
-]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
+race_over(work, (groups[::2], others[::2]), (others[::2], groups[::2]))
 gc.collect()
-assert not failed, failed
 for working, members in ((first, groups), (second, others)):
     assert working.stats().failures == 0
     for group in members:
         working.remove(group)
-print(contents(groups), contents(others))
+assert contents(groups) == contents(others) == [*range(8)]
 """)
-        == f"{[*range(8)]} {[*range(8)]}\n"
-    )
 
 
 class TestForks:
@@ -190,10 +175,9 @@ del late, use
 for group in groups:
     with group.use():
         pass
-print(contents(groups), working.stats().failures)
+assert contents(groups) == [*range(8)] and working.stats().failures == 0
 working.close()
 """
-    FINE = "[0, 1, 2, 3, 4, 5, 6, 7] 0\n"
 
     @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
     @pytest.mark.parametrize(
@@ -211,7 +195,7 @@ working.close()
     def test_the_parent_goes_on(self, child, kind):
         if child.startswith("with"):
             child = "working.__exit__(None, None, None); sys.exit(0)"
-        assert run(self.CHILD.format(child=child, kind=kind)) == self.FINE
+        run(self.CHILD.format(child=child, kind=kind))
 
     @pytest.mark.parametrize(
         "call",
@@ -239,12 +223,11 @@ working.close()
     else:
         os._exit(1)
 """
-        assert run(self.CHILD.format(child=child, kind=kind)) == self.FINE
+        run(self.CHILD.format(child=child, kind=kind))
 
     def test_a_fork_inside_of_a_call_of_another_thread(self):
         """Which has a lock that nobody releases in the child."""
-        assert (
-            run("""
+        run("""
 from managedmem import _working_group
 working, groups = at_work()
 held, done = threading.Event(), threading.Event()
@@ -265,10 +248,7 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 done.set()
 holder.join()
-print("fine")
 """)
-            == "fine\n"
-        )
 
 
 OWN_GIL = pytest.param(
@@ -282,10 +262,9 @@ OWN_GIL = pytest.param(
 @pytest.mark.parametrize("type_", ["WorkingSet", "ManagedWorkingSet"])
 @pytest.mark.parametrize("kind", [OWN_GIL, "legacy"])
 def test_the_end_of_a_subinterpreter_ends_its_sets(kind, type_):
-    assert (
-        run(
-            SUBINTERPRETERS
-            + f"""
+    run(
+        SUBINTERPRETERS
+        + f"""
 working, groups = at_work()
 before = emulator.live().allocations
 one = create({kind!r})
@@ -302,11 +281,9 @@ assert emulator.live().allocations == before, emulator.live()
 for group in groups:
     with group.use():
         pass
-print(contents(groups), working.stats().failures)
+assert contents(groups) == [*range(8)] and working.stats().failures == 0
 working.close()
 """
-        )
-        == "[0, 1, 2, 3, 4, 5, 6, 7] 0\n"
     )
 
 
@@ -314,44 +291,34 @@ working.close()
 class TestThreads:
     def test_they_use_one_set(self, kind):
         """Also one group, nested and on streams of their own; a thread adds groups meanwhile."""
-        assert (
-            run(f"""
+        run(f"""
 working = {kind}(3 * SIZE, Device(0))
 groups = [working.add(b, "write") for b in buffers[:4]]
-failed = []
 
 def use(number):
-    try:
-        with Stream() as stream:
-            for i in range(150):
-                first, second = groups[(i + number) % len(groups)], groups[i % 2]
-                with first.use(stream=stream) as one, second.use(stream=stream):
-                    if i % 3 == 0:
-                        one.arrays
-            stream.sync()
-    except BaseException as error:
-        failed.append(error)
+    with Stream() as stream:
+        for i in range(150):
+            first, second = groups[(i + number) % len(groups)], groups[i % 2]
+            with first.use(stream=stream) as one, second.use(stream=stream):
+                if i % 3 == 0:
+                    one.arrays
+        stream.sync()
 
-workers = [threading.Thread(target=use, args=(n,)) for n in range(4)]
-for worker in workers:
-    worker.start()
-for buffer in buffers[4:]:
-    groups.append(working.add(buffer))
-for worker in workers:
-    worker.join()
+def add():
+    for buffer in buffers[4:]:
+        groups.append(working.add(buffer))
+
+race(add, *(lambda n=n: use(n) for n in range(4)))
 stats = working.stats()
-assert not failed and stats.acquired == 4 * 150 * 2 and stats.failures == 0, (failed, stats)
+assert stats.acquired == 4 * 150 * 2 and stats.failures == 0, stats
 assert working.nbytes <= 3 * SIZE and [*working] == groups
-print(contents(groups))
+assert contents(groups) == [*range(8)]
 working.close()
 """)
-            == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
-        )
 
     def test_close_beside_an_add(self, kind):
         """Whichever comes first, nothing is left of a set that is gone."""
-        assert (
-            run(f"""
+        run(f"""
 import contextlib, weakref
 ends = []
 for delay in range(60):
@@ -376,32 +343,26 @@ for delay in range(60):
     added.clear()
     gc.collect()
     ends.append(end() is None)
-print(all(ends), len(ends))
+assert ends == [True] * 60
 """)
-            == "True 60\n"
-        )
 
     def test_remove_beside_uses_and_adds(self, kind):
         """Each thread adds a group, uses it beside shared ones, and takes it out."""
-        assert (
-            run(f"""
+        run(f"""
 working = {kind}(3 * SIZE, Device(0))
 shared = [working.add(b, "write") for b in buffers[:4]]
-failed = []
+removed = []
 
 def come_and_go(buffer):
-    try:
-        with Stream() as stream:
-            for i in range(60):
-                group = working.add(buffer, ["read", "write"][i % 2])
-                with group.use(stream=stream), shared[i % 4].use(stream=stream):
-                    pass
-                if i % 10 == 0:
-                    working.order = [group, *shared]
-                working.remove(group)
-            stream.sync()
-    except BaseException as error:
-        failed.append(error)
+    with Stream() as stream:
+        for i in range(60):
+            group = working.add(buffer, ["read", "write"][i % 2])
+            with group.use(stream=stream), shared[i % 4].use(stream=stream):
+                pass
+            if i % 10 == 0:
+                working.order = [group, *shared]
+            working.remove(group)
+        stream.sync()
 
 def remove(group):
     try:
@@ -410,55 +371,35 @@ def remove(group):
     except ValueError as error:
         assert "removed" in str(error)
 
-workers = [threading.Thread(target=come_and_go, args=(b,)) for b in buffers[4:]]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
-failed = [e for e in failed if "was removed" not in str(e)]
-assert not failed and [*working] == shared and working.stats().failures == 0, failed
-removed = []
-workers = [threading.Thread(target=remove, args=(group,)) for group in shared * 2]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
+race_over(come_and_go, buffers[4:])
+assert [*working] == shared and working.stats().failures == 0
+race_over(remove, shared * 2)
 assert len(removed) == 4 and len(working) == 0 and working.nbytes == 0
-print(contents(shared))
+assert contents(shared) == [*range(4)]
 working.close()
 """)
-            == "[0, 1, 2, 3]\n"
-        )
 
     def test_close_beside_removals(self, kind):
-        assert (
-            run(f"""
+        run(f"""
 for delay in range(30):
     working, groups = at_work({kind})
-    failed = []
-    def remove_all(groups):
+    def remove_all():
         try:
             for group in groups:
                 working.remove(group)
         except RuntimeError as error:
-            failed.append(str(error))
-    remover = threading.Thread(target=remove_all, args=(groups,))
-    remover.start()
-    time.sleep(delay * 2e-5)
-    working.close()
-    remover.join()
-    assert failed in ([], ["{kind} is closed"]), failed
-print(contents(groups))
+            assert str(error) == "{kind} is closed", error
+    def close():
+        time.sleep(delay * 2e-5)
+        working.close()
+    race(remove_all, close)
+assert contents(groups) == [*range(8)]
 """)
-            == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
-        )
 
     def test_close_beside_uses(self, kind):
-        assert (
-            run(f"""
+        run(f"""
 for _ in range(10):
     working, groups = at_work({kind})
-    failed = []
     def use():
         try:
             while True:
@@ -466,125 +407,86 @@ for _ in range(10):
                     with group.use():
                         pass
         except RuntimeError as error:
-            failed.append(str(error))
-    workers = [threading.Thread(target=use) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    time.sleep(0.002)
-    working.close()
-    for worker in workers:
-        worker.join()
-    assert failed == ["{kind} is closed"] * 3
-print(contents(groups))
+            return str(error)
+    def close():
+        time.sleep(0.002)
+        working.close()
+    assert race(close, use, use, use) == [None, *["{kind} is closed"] * 3]
+assert contents(groups) == [*range(8)]
 """)
-            == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
-        )
 
     def test_one_use_that_many_close(self, kind):
-        assert (
-            run(f"""
+        run(f"""
 working, groups = at_work({kind})
 for round in range(100):
     use = groups[round % 8].use()
     late = use.arrays if round % 2 else None
-    start = threading.Barrier(3)
-    def close():
-        start.wait()
-        use.close()
-    workers = [threading.Thread(target=close) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    race(*[use.close] * 3)
     del late
-del use, close, worker, workers
+del use
 gc.collect()
 for group in groups:
     working.remove(group)
-print(contents(groups), working.stats().failures)
+assert contents(groups) == [*range(8)] and working.stats().failures == 0
 """)
-            == "[0, 1, 2, 3, 4, 5, 6, 7] 0\n"
-        )
 
     def test_the_host_beside_the_device(self, kind):
         """Neither finds what the other one has written in part."""
-        assert (
-            run(f"""
+        run(f"""
 working = {kind}(2 * SIZE, Device(0))
 groups = [working.add(b, "write") for b in buffers[:4]]
-failed, ended = [], False
 
 def on_host():
-    try:
-        for i in range(200):
-            try:
-                with groups[i % 4].use_on_host(access="write") as arrays:
-                    array = arrays[0] if isinstance(arrays, tuple) else arrays
-                    with memoryview(array) as view:
-                        view[:] = bytes([i % 251]) * SIZE
-            except RuntimeError as error:
-                assert "the device uses" in str(error), error
-    except BaseException as error:
-        failed.append(error)
+    for i in range(200):
+        try:
+            with groups[i % 4].use_on_host(access="write") as arrays:
+                array = arrays[0] if isinstance(arrays, tuple) else arrays
+                with memoryview(array) as view:
+                    view[:] = bytes([i % 251]) * SIZE
+        except RuntimeError as error:
+            assert "the device uses" in str(error), error
 
 def on_device():
     result = managedmem.empty(SIZE)
-    try:
-        with Stream() as stream:
-            for i in range(200):
-                try:
-                    with groups[i % 4].use(stream=stream, access="read") as use:
-                        array = use.arrays[0] if isinstance(use.arrays, tuple) else use.arrays
-                        result.copy_from(array, stream=stream)
-                        stream.sync()
-                except RuntimeError as error:
-                    assert "the host uses" in str(error), error
-                    continue
-                finally:
-                    use = array = None
-                assert len(set(bytes(result))) == 1, set(bytes(result))
-    except BaseException as error:
-        failed.append(error)
+    with Stream() as stream:
+        for i in range(200):
+            try:
+                with groups[i % 4].use(stream=stream, access="read") as use:
+                    array = use.arrays[0] if isinstance(use.arrays, tuple) else use.arrays
+                    result.copy_from(array, stream=stream)
+                    stream.sync()
+            except RuntimeError as error:
+                assert "the host uses" in str(error), error
+                continue
+            finally:
+                use = array = None
+            assert len(set(bytes(result))) == 1, set(bytes(result))
 
-workers = [threading.Thread(target=work) for work in (on_host, on_device, on_device)]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
-assert not failed, failed
+race(on_host, on_device, on_device)
 contents(groups)
-print(working.stats().failures)
+assert working.stats().failures == 0
 """)
-            == "0\n"
-        )
 
 
 def test_objects_that_are_found_while_they_are_made():
     """gc.get_objects() shows them to other threads at any time."""
-    assert (
-        run("""
+    run("""
 gc.disable()
 gc.freeze()
-ended = False
+end = time.monotonic() + 1
 def make():
-    while not ended:
+    while time.monotonic() < end:
         with WorkingSet(1 << 18) as working:
             use = working.add(buffers[:2]).use()
             use.arrays
             use.close()
-maker = threading.Thread(target=make)
-maker.start()
-end = time.monotonic() + 1
-while time.monotonic() < end:
-    for found in gc.get_objects():
-        if type(found) in (WorkingSet, managedmem.typing.WorkingUse, WorkingGroup):
-            try:
-                repr(found)
-            except AttributeError:  # before __init__(), as of all classes in Python
-                pass
-ended = True
-maker.join()
-print("complete")
+def look():
+    while time.monotonic() < end:
+        for found in gc.get_objects():
+            if type(found) in (WorkingSet, managedmem.typing.WorkingUse, WorkingGroup):
+                try:
+                    repr(found)
+                except AttributeError:  # before __init__(), as of all classes in Python
+                    pass
+race(make, look)
 """)
-        == "complete\n"
-    )
