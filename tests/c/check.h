@@ -1,4 +1,6 @@
-/* check.h: the whole test framework of the C unit tests: checks, a table of tests, threads. */
+/* check.h: the whole test framework of the C unit tests: checks, tests, threads.
+ *
+ * Usage of every program: test_NAME PATH_OF_THE_EMULATED_DRIVER, which must have two devices. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -36,23 +38,63 @@
         }                                                                                        \
     } while (0)
 
-typedef struct {
+typedef struct check_test {
     const char *name;
     void (*run)(void);
+    int line;
+    struct check_test *next;
 } check_test;
 
-#define CHECK_TEST(function) {#function, function}
+static check_test *check_tests; /* in the order of their lines */
 
-/* Runs the tests in order; the first failed check ends the process with status 1. */
-static inline int
-check_run(const check_test *tests, size_t count)
+static inline void
+check_add(check_test *test)
 {
-    for (size_t i = 0; i < count; i++) {
-        tests[i].run();
-        (void)printf("ok %s\n", tests[i].name);
+    check_test **at = &check_tests;
+
+    while (*at != NULL && (*at)->line < test->line) {
+        at = &(*at)->next;
+    }
+    test->next = *at;
+    *at = test;
+}
+
+/* TEST(name) { ... } is a test, which adds itself before main begins. */
+#define TEST(name)                                              \
+    static void name(void);                                     \
+    __attribute__((constructor)) static void add_##name(void)   \
+    {                                                           \
+        static check_test test = {#name, name, __LINE__, NULL}; \
+        check_add(&test);                                       \
+    }                                                           \
+    static void name(void)
+
+/* Runs the tests in the order of the file; the first failed check ends the process with status 1. */
+static inline int
+check_run(void)
+{
+    for (const check_test *test = check_tests; test != NULL; test = test->next) {
+        test->run();
+        (void)printf("ok %s\n", test->name);
         (void)fflush(stdout);
     }
     return 0;
+}
+
+/* The main function of a program, which runs its tests after set_up(path of the emulated driver). */
+#define TEST_MAIN(set_up)           \
+    int main(int argc, char **argv) \
+    {                               \
+        CHECK_EQUAL(argc, 2);       \
+        set_up(argv[1]);            \
+        return check_run();         \
+    }
+
+/* The set-up of tests that use no driver. */
+static inline void
+no_driver(const char *path)
+{
+    (void)path;
 }
 
 enum { CHECK_MAX_THREADS = 8 };

@@ -1,6 +1,4 @@
-/* test_allocator.c: the functions that other libraries' allocators call: presets, faults, threads.
- *
- * Usage: test_allocator PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+/* test_allocator.c: the functions that other libraries' allocators call: presets, faults, threads. */
 #include "memory/allocator.h"
 
 #include <stdlib.h>
@@ -55,8 +53,7 @@ check_advice(void *block, CUmemLocation preferred, mm_location_set accessed_by, 
 }
 
 /* First in the table, because it needs an empty one. */
-static void
-functions_without_a_preset_refuse(void)
+TEST(functions_without_a_preset_refuse)
 {
     size_t before = world.live_allocations();
 
@@ -66,8 +63,7 @@ functions_without_a_preset_refuse(void)
     CHECK_EQUAL(world.live_allocations(), before);
 }
 
-static void
-blocks_are_whole_pages_with_the_advice(void)
+TEST(blocks_are_whole_pages_with_the_advice)
 {
     mm_location_set everyone =
         mm_location_bit(mm_location_from_bit(1)) | mm_location_bit(mm_host());
@@ -87,8 +83,7 @@ blocks_are_whole_pages_with_the_advice(void)
     CHECK_EQUAL(world.context_depth(), 0);
 }
 
-static void
-own_device_is_the_one_that_is_asked_for(void)
+TEST(own_device_is_the_one_that_is_asked_for)
 {
     mm_preset preset = {.own_device = true};
 
@@ -105,8 +100,7 @@ own_device_is_the_one_that_is_asked_for(void)
     }
 }
 
-static void
-equal_presets_share_a_function(void)
+TEST(equal_presets_share_a_function)
 {
     mm_preset host = {.preferred = mm_host()}, device = {.preferred = mm_location_from_bit(0)};
     mm_preset mostly = {.preferred = mm_host(), .read_mostly = true};
@@ -116,8 +110,7 @@ equal_presets_share_a_function(void)
     CHECK(function_of(&host) != function_of(&mostly));
 }
 
-static void
-bad_requests_give_nothing(void)
+TEST(bad_requests_give_nothing)
 {
     mm_preset preset = {.preferred = mm_host()};
     allocate_function f = function_of(&preset);
@@ -134,8 +127,7 @@ bad_requests_give_nothing(void)
 }
 
 /* What the driver refuses is known when the preset is registered. */
-static void
-a_refused_preset_gets_no_function(void)
+TEST(a_refused_preset_gets_no_function)
 {
     mm_preset preset = {.preferred = mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 99)};
     size_t before = world.live_allocations();
@@ -149,8 +141,7 @@ a_refused_preset_gets_no_function(void)
 }
 
 /* Each driver call of an allocation fails in turn: a complete block or none. */
-static void
-failed_allocations_leave_nothing(void)
+TEST(failed_allocations_leave_nothing)
 {
     mm_preset preset = {.preferred = mm_host(),
                         .accessed_by = mm_location_bit(mm_location_from_bit(0)),
@@ -181,8 +172,7 @@ failed_allocations_leave_nothing(void)
     CHECK(refused >= 4); /* the allocation and three advices at the least */
 }
 
-static void
-failed_registration_leaves_nothing(void)
+TEST(failed_registration_leaves_nothing)
 {
     mm_preset preset = {.preferred = mm_location_from_bit(1), .read_mostly = true};
     size_t before = world.live_allocations();
@@ -207,8 +197,7 @@ failed_registration_leaves_nothing(void)
     CHECK(n > 3);
 }
 
-static void
-free_is_harmless_after_shutdown(void)
+TEST(free_is_harmless_after_shutdown)
 {
     mm_preset preset = {.preferred = mm_host()};
     void *block = function_of(&preset)(BLOCK, 0, NULL);
@@ -241,8 +230,7 @@ register_and_use(void *counter)
     return NULL;
 }
 
-static void
-threads_register_and_allocate_at_once(void)
+TEST(threads_register_and_allocate_at_once)
 {
     size_t before = world.live_allocations();
     atomic_int started = 0;
@@ -253,8 +241,7 @@ threads_register_and_allocate_at_once(void)
 }
 
 /* Last, because it fills the table. */
-static void
-a_full_table_is_an_error_and_keeps_working(void)
+TEST(a_full_table_is_an_error_and_keeps_working)
 {
     allocate_function last = NULL;
     size_t before = world.live_allocations();
@@ -294,27 +281,4 @@ a_full_table_is_an_error_and_keeps_working(void)
     CHECK_EQUAL(world.live_allocations(), before);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(functions_without_a_preset_refuse),
-        CHECK_TEST(blocks_are_whole_pages_with_the_advice),
-        CHECK_TEST(own_device_is_the_one_that_is_asked_for),
-        CHECK_TEST(equal_presets_share_a_function),
-        CHECK_TEST(bad_requests_give_nothing),
-        CHECK_TEST(a_refused_preset_gets_no_function),
-        CHECK_TEST(failed_allocations_leave_nothing),
-        CHECK_TEST(failed_registration_leaves_nothing),
-        CHECK_TEST(free_is_harmless_after_shutdown),
-        CHECK_TEST(threads_register_and_allocate_at_once),
-        CHECK_TEST(a_full_table_is_an_error_and_keeps_working),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

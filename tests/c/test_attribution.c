@@ -5,8 +5,7 @@
 
 /* --- sums ----------------------------------------------------------------------------------- */
 
-static void
-each_kind_counts_in_its_sum(void)
+TEST(each_kind_counts_in_its_sum)
 {
     const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -58,8 +57,7 @@ each_kind_counts_in_its_sum(void)
     mm_attribution_free(a);
 }
 
-static void
-calls_belong_to_memories_and_count_in_no_sum(void)
+TEST(calls_belong_to_memories_and_count_in_no_sum)
 {
     const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
                                     life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
@@ -80,8 +78,7 @@ calls_belong_to_memories_and_count_in_no_sum(void)
     mm_attribution_free(a);
 }
 
-static void
-time_of_moves_is_united(void)
+TEST(time_of_moves_is_united)
 {
     const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
                                     life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
@@ -109,8 +106,7 @@ time_of_moves_is_united(void)
     mm_attribution_free(a);
 }
 
-static void
-parts_have_their_own_sums(void)
+TEST(parts_have_their_own_sums)
 {
     const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -138,8 +134,7 @@ parts_have_their_own_sums(void)
 
 /* --- merging -------------------------------------------------------------------------------- */
 
-static void
-merging_adds_sums(void)
+TEST(merging_adds_sums)
 {
     static allocations known;
     mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
@@ -183,8 +178,7 @@ merging_adds_sums(void)
     mm_attribution_free(a);
 }
 
-static void
-merging_into_nothing_copies(void)
+TEST(merging_into_nothing_copies)
 {
     const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
     const mm_named_range named = {BASE, PAGE, "n"};
@@ -228,8 +222,7 @@ asked(mm_event move)
 }
 
 /* Requested moves to the host, in the time and the range of a view. */
-static void
-host_views_have_their_moves(void)
+TEST(host_views_have_their_moves)
 {
     const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -260,8 +253,7 @@ host_views_have_their_moves(void)
 }
 
 /* Views beyond the space are not told apart; those that have ended leave theirs. */
-static void
-many_host_views_are_bounded(void)
+TEST(many_host_views_are_bounded)
 {
     enum { COUNT = MM_MOST_HOST_VIEWS + 1 };
     const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
@@ -283,19 +275,4 @@ many_host_views_are_bounded(void)
     mm_attribution_free(a);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(each_kind_counts_in_its_sum),
-        CHECK_TEST(calls_belong_to_memories_and_count_in_no_sum),
-        CHECK_TEST(time_of_moves_is_united),
-        CHECK_TEST(parts_have_their_own_sums),
-        CHECK_TEST(merging_adds_sums),
-        CHECK_TEST(merging_into_nothing_copies),
-        CHECK_TEST(host_views_have_their_moves),
-        CHECK_TEST(many_host_views_are_bounded),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

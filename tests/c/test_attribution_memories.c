@@ -4,8 +4,7 @@
 
 /* --- borders -------------------------------------------------------------------------------- */
 
-static void
-records_are_divided_at_borders(void)
+TEST(records_are_divided_at_borders)
 {
     const mm_life_record lives[] = {life_of(BASE, 3 * PAGE, 0, ALWAYS, 1),
                                     life_of(BASE + 3 * PAGE, 100, 0, ALWAYS, 2),
@@ -46,8 +45,7 @@ records_are_divided_at_borders(void)
     mm_attribution_free(a);
 }
 
-static void
-unknown_blocks_are_joined(void)
+TEST(unknown_blocks_are_joined)
 {
     mm_attribution *a = attribution_of(NULL, 0);
     mm_event events[5];
@@ -78,8 +76,7 @@ unknown_blocks_are_joined(void)
     mm_attribution_free(a);
 }
 
-static void
-addresses_end_somewhere(void)
+TEST(addresses_end_somewhere)
 {
     const mm_life_record life = life_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -115,8 +112,7 @@ memory_of_fault(mm_attribution *a, uint64_t time, uint64_t address)
     return memory;
 }
 
-static void
-addresses_have_one_life_after_the_other(void)
+TEST(addresses_have_one_life_after_the_other)
 {
     const uint64_t t = 1000000;
     const mm_life_record lives[] = {life_of(BASE, MIB, t, 2 * t, 1),
@@ -146,8 +142,7 @@ addresses_have_one_life_after_the_other(void)
 
 /* --- names, growth -------------------------------------------------------------------------- */
 
-static void
-names_come_before_lives(void)
+TEST(names_come_before_lives)
 {
     const mm_life_record life = life_of(BASE, 8 * PAGE, 1000000, ALWAYS, 1);
     mm_named_range named[] = {{BASE + PAGE, 4 * PAGE, "first"},
@@ -185,8 +180,7 @@ names_come_before_lives(void)
     mm_attribution_free(a);
 }
 
-static void
-memories_keep_their_indices(void)
+TEST(memories_keep_their_indices)
 {
     char first[] = "a", second[] = "b", third[] = "c";
     mm_life_record lives[3] = {life_of(BASE, PAGE, 0, ALWAYS, 1),
@@ -225,8 +219,7 @@ memories_keep_their_indices(void)
 
 /* --- foreign memory ------------------------------------------------------------------------- */
 
-static void
-foreign_allocations_are_found(void)
+TEST(foreign_allocations_are_found)
 {
     static allocations known;
     const mm_life_record lives[] = {life_of(BASE, MIB, 0, 10000, 1),
@@ -275,8 +268,7 @@ foreign_allocations_are_found(void)
     mm_attribution_free(a);
 }
 
-static void
-small_foreign_allocations_share_pages(void)
+TEST(small_foreign_allocations_share_pages)
 {
     static allocations known;
     mm_attribution *a = attribution_of(NULL, 0);
@@ -314,8 +306,7 @@ find_nonsense(void *context, CUdeviceptr address, CUdeviceptr *start, size_t *si
     return true;
 }
 
-static void
-foreign_nonsense_is_unknown(void)
+TEST(foreign_nonsense_is_unknown)
 {
     static allocations known;
     mm_attribution *a = attribution_of(NULL, 0);
@@ -340,20 +331,4 @@ foreign_nonsense_is_unknown(void)
     mm_attribution_free(a);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(records_are_divided_at_borders),
-        CHECK_TEST(unknown_blocks_are_joined),
-        CHECK_TEST(addresses_end_somewhere),
-        CHECK_TEST(addresses_have_one_life_after_the_other),
-        CHECK_TEST(names_come_before_lives),
-        CHECK_TEST(memories_keep_their_indices),
-        CHECK_TEST(foreign_allocations_are_found),
-        CHECK_TEST(small_foreign_allocations_share_pages),
-        CHECK_TEST(foreign_nonsense_is_unknown),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

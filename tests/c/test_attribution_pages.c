@@ -6,8 +6,7 @@
 
 /* --- pages that turn back ------------------------------------------------------------------- */
 
-static void
-pages_turn_back_across_parts(void)
+TEST(pages_turn_back_across_parts)
 {
     const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -41,8 +40,7 @@ pages_turn_back_across_parts(void)
 
 /* A part sees its own moves as a trace of that part alone does, and all parts together see what one
  * part of all moves sees. */
-static void
-parts_divide_what_turns_back(void)
+TEST(parts_divide_what_turns_back)
 {
     enum { PARTS = 9, MOVES = 40 };
     const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
@@ -74,8 +72,7 @@ parts_divide_what_turns_back(void)
     mm_attribution_free(whole);
 }
 
-static void
-a_later_move_on_the_same_page_is_another_one(void)
+TEST(a_later_move_on_the_same_page_is_another_one)
 {
     const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
     mm_attribution *a = attribution_of(&life, 1);
@@ -87,8 +84,7 @@ a_later_move_on_the_same_page_is_another_one(void)
     mm_attribution_free(a);
 }
 
-static void
-a_block_takes_less_than_300_bytes(void)
+TEST(a_block_takes_less_than_300_bytes)
 {
     enum { BLOCKS = 100000 };
     long before = live_bytes(), most;
@@ -109,15 +105,4 @@ a_block_takes_less_than_300_bytes(void)
     CHECK_EQUAL(live_bytes(), before);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(pages_turn_back_across_parts),
-        CHECK_TEST(parts_divide_what_turns_back),
-        CHECK_TEST(a_later_move_on_the_same_page_is_another_one),
-        CHECK_TEST(a_block_takes_less_than_300_bytes),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

@@ -55,8 +55,7 @@ check_order(const mm_event *events, size_t count)
     free(seen);
 }
 
-static void
-events_are_put_in_order(void)
+TEST(events_are_put_in_order)
 {
     enum { COUNT = 5000 };
     static mm_event events[COUNT];
@@ -456,8 +455,7 @@ attribution_of_trace(void)
     return a;
 }
 
-static void
-random_traces_are_resolved(void)
+TEST(random_traces_are_resolved)
 {
     mm_event_list pieces = {0}, same = {0};
     mm_attribution *a, *again;
@@ -605,8 +603,7 @@ end_story(story *s)
     free(s->pieces.items);
 }
 
-static void
-a_call_without_memory_changes_nothing(void)
+TEST(a_call_without_memory_changes_nothing)
 {
     long before = live_bytes();
     story undisturbed;
@@ -678,23 +675,11 @@ attribute_alone(void *argument)
 }
 
 /* Nothing is shared between two of them. */
-static void
-threads_attribute_at_once(void)
+TEST(threads_attribute_at_once)
 {
     mm_event e = up(5, BASE, PAGE);
 
     check_threads(4, attribute_alone, &e);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(random_traces_are_resolved),
-        CHECK_TEST(events_are_put_in_order),
-        CHECK_TEST(a_call_without_memory_changes_nothing),
-        CHECK_TEST(threads_attribute_at_once),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

@@ -1,6 +1,4 @@
-/* test_batch.c: which moves keep their order, what is one call, and ranges that are refused.
- *
- * Usage: test_batch PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+/* test_batch.c: which moves keep their order, what is one call, and ranges that are refused. */
 #include "world.h"
 
 /* Ranges for merging are never given to a driver: any addresses will do. */
@@ -38,8 +36,7 @@ share_a_page(const mm_range *x, const mm_range *y)
 
 /* Against the plain definition, over many small random sets: order matters where ranges of
  * different locations share a page, and nowhere else. */
-static void
-only_true_conflicts_keep_the_order(void)
+TEST(only_true_conflicts_keep_the_order)
 {
     size_t quarter = mm_page_size() / 4;
     unsigned seed = 1;
@@ -66,8 +63,7 @@ only_true_conflicts_keep_the_order(void)
     }
 }
 
-static void
-sets_and_locations_convert(void)
+TEST(sets_and_locations_convert)
 {
     CHECK_EQUAL(mm_location_bit(device(5)), 1 << 5);
     CHECK(mm_location_bit(mm_host()) == (mm_location_set)1 << MM_HOST_BIT);
@@ -100,8 +96,7 @@ part_of(const mm_memory *m, size_t first, size_t pages)
         .start = m->start + first * page, .size = pages * page, .allocation = m->start};
 }
 
-static void
-adjacent_ranges_take_one_call(void)
+TEST(adjacent_ranges_take_one_call)
 {
     mm_memory *m = allocate_pages(4);
     const mm_transfer transfers[] = {{.range = part_of(m, 0, 1), .location = mm_host()},
@@ -119,8 +114,7 @@ adjacent_ranges_take_one_call(void)
     mm_memory_release(m);
 }
 
-static void
-bad_ranges_are_explained(void)
+TEST(bad_ranges_are_explained)
 {
     mm_memory *m = allocate_pages(2);
     size_t page = mm_page_size();
@@ -142,8 +136,7 @@ bad_ranges_are_explained(void)
 }
 
 /* The driver does not tell the range of a batch that it refused. */
-static void
-the_bad_range_of_a_batch_is_found(void)
+TEST(the_bad_range_of_a_batch_is_found)
 {
     mm_memory *m = allocate_pages(8), *gone = allocate_pages(1);
     const mm_operation ops[] = {MM_PREFETCH, MM_DISCARD, MM_DISCARD_PREFETCH};
@@ -170,8 +163,7 @@ the_bad_range_of_a_batch_is_found(void)
 }
 
 /* More than fit into the struct, so the arrays are on the heap, where ASan sees every step outside. */
-static void
-many_ranges_are_discarded_by_one_call(void)
+TEST(many_ranges_are_discarded_by_one_call)
 {
     enum { COUNT = 50 };
     const size_t page = mm_page_size();
@@ -191,22 +183,4 @@ many_ranges_are_discarded_by_one_call(void)
     mm_memory_release(m);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(only_true_conflicts_keep_the_order),
-        CHECK_TEST(sets_and_locations_convert),
-        CHECK_TEST(adjacent_ranges_take_one_call),
-        CHECK_TEST(bad_ranges_are_explained),
-        CHECK_TEST(the_bad_range_of_a_batch_is_found),
-        CHECK_TEST(many_ranges_are_discarded_by_one_call),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

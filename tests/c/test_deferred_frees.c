@@ -1,7 +1,5 @@
 /* test_deferred_frees.c: memory, blocks, pools and streams that cannot be freed at their end, mostly because
- * that is inside a host function; in one thread and in several.
- *
- * Usage: test_deferred_frees PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * that is inside a host function; in one thread and in several. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -94,8 +92,7 @@ close_refused(void *memory)
 }
 
 /* The call under way may wait for the host function. */
-static void
-closing_never_waits_there(void)
+TEST(closing_never_waits_there)
 {
     mm_memory *m = allocate();
     bool first = false;
@@ -127,8 +124,7 @@ check_that_the_end_never_waits(mm_memory *m)
     mm_memory_release_reference(m);
 }
 
-static void
-the_end_never_waits_there(void)
+TEST(the_end_never_waits_there)
 {
     mm_pool *pool = make_pool();
 
@@ -138,8 +134,7 @@ the_end_never_waits_there(void)
 }
 
 /* Such a stream may not exist any more. */
-static void
-streams_of_others_are_not_touched(void)
+TEST(streams_of_others_are_not_touched)
 {
     size_t live = world.live_allocations();
     mm_pool *pool = make_pool();
@@ -162,8 +157,7 @@ streams_of_others_are_not_touched(void)
 }
 
 /* The driver may have acted, so a second free could be that of somebody else's memory. */
-static void
-failed_attempts_are_not_repeated(void)
+TEST(failed_attempts_are_not_repeated)
 {
     size_t live = world.live_allocations(), pools = world.live_pools();
     mm_pool *pool = make_pool();
@@ -185,8 +179,7 @@ failed_attempts_are_not_repeated(void)
 }
 
 /* A refusal inside a host function has done nothing: the call is made again, and nothing waits for it. */
-static void
-refused_calls_are_repeated(void)
+TEST(refused_calls_are_repeated)
 {
     size_t live = world.live_allocations(), pools = world.live_pools();
     mm_pool *pool = make_pool();
@@ -219,31 +212,7 @@ make_stream_on(int device)
     return stream;
 }
 
-/* A wait for a device destroys its captures, so a block waits until the user has waited for each. */
-static void
-captures_of_other_devices_survive(void)
-{
-    size_t live = world.live_allocations();
-    CUstream stream = make_stream_on(0), other = make_stream_on(1);
-    mm_pool *pool = make_pool();
-    CUgraph graph = NULL;
-
-    run_inside(release_memory, allocate_from(pool, stream, NULL));
-    CHECK_EQUAL(world.begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-    mm_deferred_frees_attempt(world.cu, &after_a_wait);
-    CHECK_EQUAL(world.end_capture(other, &graph), CUDA_SUCCESS);
-    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
-    CHECK_EQUAL(world.live_allocations(), live + 1);
-    mm_deferred_frees_attempt(world.cu,
-                              &(mm_free_conditions){.pools = true, .idle = true, .device = 1});
-    CHECK_EQUAL(world.live_allocations(), live);
-    release_pool(pool);
-    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
-    CHECK_EQUAL(world.cu->StreamDestroy(other), CUDA_SUCCESS);
-}
-
-static void
-pools_and_streams_go_late(void)
+TEST(pools_and_streams_go_late)
 {
     size_t pools = world.live_pools(), streams = world.live_streams();
     CUstream handle = NULL;
@@ -257,8 +226,7 @@ pools_and_streams_go_late(void)
     CHECK_EQUAL(world.live_streams(), streams);
 }
 
-static void
-forked_children_attempt_nothing(void)
+TEST(forked_children_attempt_nothing)
 {
     size_t live = world.live_allocations();
     int status = 1;
@@ -288,8 +256,7 @@ leave_and_allocate(void *pool)
     return NULL;
 }
 
-static void
-threads_free_each_others_memory(void)
+TEST(threads_free_each_others_memory)
 {
     size_t live = world.live_allocations();
     mm_pool *pool = make_pool();
@@ -300,23 +267,27 @@ threads_free_each_others_memory(void)
     release_pool(pool);
 }
 
-int
-main(int argc, char **argv)
+/* A wait for a device destroys its captures, so a block waits until the user has waited for each.
+ * The last test: from here on device 1 is in use. */
+TEST(captures_of_other_devices_survive)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(closing_never_waits_there),
-        CHECK_TEST(the_end_never_waits_there),
-        CHECK_TEST(streams_of_others_are_not_touched),
-        CHECK_TEST(pools_and_streams_go_late),
-        CHECK_TEST(failed_attempts_are_not_repeated),
-        CHECK_TEST(refused_calls_are_repeated),
-        CHECK_TEST(forked_children_attempt_nothing),
-        CHECK_TEST(threads_free_each_others_memory),
-        /* last: from here on device 1 is in use */
-        CHECK_TEST(captures_of_other_devices_survive),
-    };
+    size_t live = world.live_allocations();
+    CUstream stream = make_stream_on(0), other = make_stream_on(1);
+    mm_pool *pool = make_pool();
+    CUgraph graph = NULL;
 
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
+    run_inside(release_memory, allocate_from(pool, stream, NULL));
+    CHECK_EQUAL(world.begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    mm_deferred_frees_attempt(world.cu, &after_a_wait);
+    CHECK_EQUAL(world.end_capture(other, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.destroy_graph(graph), CUDA_SUCCESS);
+    CHECK_EQUAL(world.live_allocations(), live + 1);
+    mm_deferred_frees_attempt(world.cu,
+                              &(mm_free_conditions){.pools = true, .idle = true, .device = 1});
+    CHECK_EQUAL(world.live_allocations(), live);
+    release_pool(pool);
+    CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
+    CHECK_EQUAL(world.cu->StreamDestroy(other), CUDA_SUCCESS);
 }
+
+TEST_MAIN(world_open)

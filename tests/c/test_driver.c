@@ -1,8 +1,8 @@
 /* test_driver.c: selecting and opening the driver while other threads, or the driver itself, fork,
  * and drivers with unusual devices.
  *
- * Usage: test_driver PATH_OF_THE_EMULATED_DRIVER, with libforking.so and libodd.so beside it.
- * Opens the driver in children only, so that each test begins with none. */
+ * Needs libforking.so and libodd.so beside the emulated driver, which it opens in children only, so
+ * that each test begins with none. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -71,8 +71,7 @@ select_and_open(void)
     return mm_driver_select(driver_path, &st) == 0 ? 2 : 0;
 }
 
-static void
-fork_while_another_thread_selects(void)
+TEST(fork_while_another_thread_selects)
 {
     pthread_t thread;
     mm_status st;
@@ -134,8 +133,7 @@ fork_during_the_first_opening(void)
     return atomic_load(&opened) != NULL && !mm_driver_forked() ? 0 : 3;
 }
 
-static void
-fork_while_another_thread_opens(void)
+TEST(fork_while_another_thread_opens)
 {
     mm_status st;
 
@@ -169,8 +167,7 @@ open_a_driver_that_forks(void)
     return mm_driver_forked() ? 2 : 0;
 }
 
-static void
-driver_may_fork_while_it_is_opened(void)
+TEST(driver_may_fork_while_it_is_opened)
 {
     CHECK_EQUAL(in_child(open_a_driver_that_forks), 0);
 }
@@ -213,8 +210,7 @@ count_63(void)
     return 0;
 }
 
-static void
-no_device_and_too_many_are_refused(void)
+TEST(no_device_and_too_many_are_refused)
 {
     odd_concurrent = "0xffffffffffffffff";
     odd_devices = "0";
@@ -236,8 +232,7 @@ say_concurrent_access(void)
 }
 
 /* Memory is shared by all, so one device without it decides. */
-static void
-every_device_must_have_concurrent_access(void)
+TEST(every_device_must_have_concurrent_access)
 {
     static const char *const masks[] = {"0", "1", "2", "3", "5", "6", "7"};
 
@@ -259,8 +254,7 @@ say_direct_access(void)
 }
 
 /* The host may map memory of one device of several, so one device with it decides. */
-static void
-one_device_with_direct_access_is_enough(void)
+TEST(one_device_with_direct_access_is_enough)
 {
     static const char *const masks[] = {"0", "1", "2", "4", "6"};
 
@@ -286,8 +280,7 @@ be_told_of_the_silence(void)
     return 0;
 }
 
-static void
-every_device_must_say_what_it_has(void)
+TEST(every_device_must_say_what_it_has)
 {
     odd_devices = "2";
     odd_concurrent = "3";
@@ -325,8 +318,7 @@ open_in_many_threads(void)
     return count();
 }
 
-static void
-many_threads_open_it_once(void)
+TEST(many_threads_open_it_once)
 {
     CHECK_EQUAL(in_child(open_in_many_threads), 1);
 }
@@ -353,8 +345,7 @@ open_and_fork(void)
     return in_child(be_refused);
 }
 
-static void
-children_of_an_open_driver_are_refused(void)
+TEST(children_of_an_open_driver_are_refused)
 {
     mm_status st;
 
@@ -374,29 +365,15 @@ fail_and_fork(void)
     return in_child(open_or_be_refused) == 0 && mm_driver_open(&st) != NULL ? 0 : 1;
 }
 
-static void
-failed_opening_can_be_tried_again(void)
+TEST(failed_opening_can_be_tried_again)
 {
     CHECK_EQUAL(in_child(fail_and_fork), 0);
 }
 
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
-    const check_test tests[] = {
-        CHECK_TEST(fork_while_another_thread_selects),
-        CHECK_TEST(fork_while_another_thread_opens),
-        CHECK_TEST(driver_may_fork_while_it_is_opened),
-        CHECK_TEST(no_device_and_too_many_are_refused),
-        CHECK_TEST(every_device_must_have_concurrent_access),
-        CHECK_TEST(one_device_with_direct_access_is_enough),
-        CHECK_TEST(every_device_must_say_what_it_has),
-        CHECK_TEST(many_threads_open_it_once),
-        CHECK_TEST(children_of_an_open_driver_are_refused),
-        CHECK_TEST(failed_opening_can_be_tried_again),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    driver_path = argv[1];
-    return check_run(tests, sizeof tests / sizeof *tests);
+    driver_path = path;
 }
+
+TEST_MAIN(set_up)

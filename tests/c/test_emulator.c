@@ -1,112 +1,11 @@
 /* The emulated driver's own behaviour, where no answer of a real driver can be compared: the order
- * in which queued work runs, what moves and is counted, eviction, faults, threads.  Takes the
- * library's path; knows nothing of the extension. */
-#include <dlfcn.h>
+ * in which queued work runs, what moves and is counted, eviction, faults, threads. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
-
-#include "check.h"
-#include "symbols.h"
-
-#define FUNCTIONS(X)                          \
-    X(alloc, cuMemAllocManaged, 6000)         \
-    X(mem_free, cuMemFree, 3020)              \
-    X(advise, cuMemAdvise, 12020)             \
-    X(prefetch, cuMemPrefetchAsync, 12020)    \
-    X(discard, cuMemDiscardBatchAsync, 13000) \
-    X(fill, cuMemsetD8Async, 3020)            \
-    X(stream_create, cuStreamCreate, 2000)    \
-    X(stream_destroy, cuStreamDestroy, 4000)  \
-    X(stream_sync, cuStreamSynchronize, 2000) \
-    X(stream_query, cuStreamQuery, 2000)      \
-    X(stream_wait, cuStreamWaitEvent, 3020)   \
-    X(event_create, cuEventCreate, 2000)      \
-    X(event_record, cuEventRecord, 2000)      \
-    X(event_destroy, cuEventDestroy, 4000)    \
-    X(event_query, cuEventQuery, 2000)        \
-    X(host_func, cuLaunchHostFunc, 10000)     \
-    X(ctx_sync, cuCtxSynchronize, 2000)       \
-    X(ctx_set, cuCtxSetCurrent, 4000)         \
-    X(retain, cuDevicePrimaryCtxRetain, 7000) \
-    X(mem_info, cuMemGetInfo, 3020)           \
-    X(init, cuInit, 2000)
-
-/* bytes to devices, to the host, between devices; faults of the host, one for a page, and of
- * devices, one for 64 KiB; copies, in pages. */
-struct counters {
-    uint64_t htod, dtoh, dtod, cpu_faults, gpu_faults, duplications;
-};
-
-static struct {
-#define X(member, name, version) PFN_##name##_v##version member;
-    FUNCTIONS(X)
-#undef X
-    int (*residency)(CUdeviceptr ptr, size_t size, int *type, int *id);
-    int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
-    void (*counters)(struct counters *out);
-    void (*counters_clear)(void);
-    void (*schedule)(int lazy);
-    int (*launch)(CUstream stream, void (*fn)(void *), void *argument);
-    int (*fail)(const char *function, unsigned int nth, int code, int after);
-    int (*fail_fired)(void);
-    size_t (*live_allocations)(void);
-    size_t (*live_streams)(void);
-} emu;
-
-enum { PAGE = 4096, MIB = 1 << 20 };
-
-static const CUmemLocation HOST = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0};
-static const CUmemLocation DEV0 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
-static const CUmemLocation DEV1 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1};
-static CUcontext context;
-
-static void
-open_emulator(const char *path)
-{
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    PFN_cuGetProcAddress_v12000 lookup;
-    CUdriverProcAddressQueryResult status;
-    void *symbol;
-
-    CHECK(library != NULL);
-    load(library, "cuGetProcAddress_v2", (void *)&lookup);
-#define X(member, name, version)                                 \
-    CHECK_EQUAL(lookup(#name, &symbol, version, 0, &status), 0); \
-    CHECK(symbol != NULL);                                       \
-    memcpy(&emu.member, &symbol, sizeof symbol);
-    FUNCTIONS(X)
-#undef X
-    load(library, "emu_residency", (void *)&emu.residency);
-    load(library, "emu_touch", (void *)&emu.touch);
-    load(library, "emu_counters", (void *)&emu.counters);
-    load(library, "emu_counters_clear", (void *)&emu.counters_clear);
-    load(library, "emu_schedule", (void *)&emu.schedule);
-    load(library, "emu_launch", (void *)&emu.launch);
-    load(library, "emu_fail", (void *)&emu.fail);
-    load(library, "emu_fail_fired", (void *)&emu.fail_fired);
-    load(library, "emu_live_allocations", (void *)&emu.live_allocations);
-    load(library, "emu_live_streams", (void *)&emu.live_streams);
-    CHECK_EQUAL(emu.init(0), 0);
-    CHECK_EQUAL(emu.retain(&context, 1), 0);
-    CHECK_EQUAL(emu.retain(&context, 0), 0);
-    CHECK_EQUAL(emu.ctx_set(context), 0);
-}
-
-static CUdeviceptr
-managed(size_t size)
-{
-    CUdeviceptr ptr = 0;
-
-    CHECK_EQUAL(emu.alloc(&ptr, size, CU_MEM_ATTACH_GLOBAL), 0);
-    return ptr;
-}
+#include "emulator_client.h"
 
 static CUstream
 new_stream(unsigned int flags)
@@ -138,8 +37,7 @@ counted(void)
 
 /* ---- where pages are ---- */
 
-static void
-pages_move_and_are_counted(void)
+TEST(pages_move_and_are_counted)
 {
     CUdeviceptr a = managed(4 * MIB);
 
@@ -160,8 +58,7 @@ pages_move_and_are_counted(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-static void
-host_writes_populate(void)
+TEST(host_writes_populate)
 {
     CUdeviceptr a = managed(2 * MIB);
 
@@ -174,8 +71,7 @@ host_writes_populate(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-static void
-touches_follow_the_advice(void)
+TEST(touches_follow_the_advice)
 {
     CUdeviceptr a = managed(2 * MIB);
 
@@ -200,8 +96,7 @@ touches_follow_the_advice(void)
     CHECK_EQUAL(emu.touch(a, PAGE, 0, 0), -1);
 }
 
-static void
-a_full_device_evicts_the_oldest_blocks(void)
+TEST(a_full_device_evicts_the_oldest_blocks)
 {
     size_t size = (size_t)600 * MIB, gone = (size_t)176 * MIB, free_before, free_after, total;
     CUdeviceptr a = managed(size), b = managed(size);
@@ -218,8 +113,7 @@ a_full_device_evicts_the_oldest_blocks(void)
     CHECK_EQUAL(free_after, free_before);
 }
 
-static void
-discarded_bytes_are_poisoned(void)
+TEST(discarded_bytes_are_poisoned)
 {
     CUdeviceptr a = managed(2 * MIB), inside;
     size_t size = PAGE;
@@ -265,8 +159,7 @@ mapped(CUdeviceptr ptr, size_t size)
     return found;
 }
 
-static void
-the_host_moves_pages_by_touching_them(void)
+TEST(the_host_moves_pages_by_touching_them)
 {
     CUdeviceptr a = managed(2 * MIB);
     unsigned char *bytes = (unsigned char *)(uintptr_t)a;
@@ -295,8 +188,7 @@ write_first_page(void *argument)
     *(unsigned char *)argument = 9;
 }
 
-static void
-kernels_touch_for_their_device(void)
+TEST(kernels_touch_for_their_device)
 {
     CUdeviceptr a = managed(2 * MIB);
     unsigned char *bytes = (unsigned char *)(uintptr_t)a;
@@ -317,8 +209,7 @@ kernels_touch_for_their_device(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-static void
-host_functions_touch_for_the_host(void)
+TEST(host_functions_touch_for_the_host)
 {
     CUdeviceptr a = managed(2 * MIB);
 
@@ -347,8 +238,7 @@ store_for_a_while(void *argument)
 }
 
 /* One thread stores while this one moves the pages. */
-static void
-moves_lose_no_store(void)
+TEST(moves_lose_no_store)
 {
     CUdeviceptr a = managed(2 * MIB);
     pthread_t thread;
@@ -366,8 +256,7 @@ moves_lose_no_store(void)
 
 /* ---- order ---- */
 
-static void
-lazy_streams_wait_to_be_asked(void)
+TEST(lazy_streams_wait_to_be_asked)
 {
     CUdeviceptr a = managed(2 * MIB);
     CUstream stream = new_stream(CU_STREAM_NON_BLOCKING);
@@ -387,8 +276,7 @@ lazy_streams_wait_to_be_asked(void)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-static void
-streams_wait_for_events_and_for_the_legacy_stream(void)
+TEST(streams_wait_for_events_and_for_the_legacy_stream)
 {
     CUdeviceptr a = managed(2 * MIB);
     unsigned char *byte = (unsigned char *)(uintptr_t)a;
@@ -476,8 +364,7 @@ check_destroying_a_held_stream(CUdeviceptr a, bool lazy)
     CHECK_EQUAL(emu.live_streams(), streams - 1);
 }
 
-static void
-streams_with_work_are_destroyed_at_once(void)
+TEST(streams_with_work_are_destroyed_at_once)
 {
     CUdeviceptr a = managed(PAGE);
 
@@ -495,8 +382,7 @@ call_the_driver(void *argument)
     *(int *)argument = (int)emu.stream_sync(NULL);
 }
 
-static void
-host_functions_may_not_call_the_driver(void)
+TEST(host_functions_may_not_call_the_driver)
 {
     int answer = -1;
 
@@ -509,8 +395,7 @@ host_functions_may_not_call_the_driver(void)
 
 /* ---- faults and threads ---- */
 
-static void
-armed_failures_happen_once(void)
+TEST(armed_failures_happen_once)
 {
     size_t before = emu.live_allocations();
     CUdeviceptr a = 0;
@@ -555,8 +440,7 @@ work_a_while(void *argument)
     return NULL;
 }
 
-static void
-threads_share_a_stream(void)
+TEST(threads_share_a_stream)
 {
     CUstream shared = new_stream(CU_STREAM_NON_BLOCKING);
     size_t allocations = emu.live_allocations(), streams = emu.live_streams();
@@ -571,31 +455,4 @@ threads_share_a_stream(void)
     CHECK_EQUAL(emu.stream_destroy(shared), 0);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(pages_move_and_are_counted),
-    CHECK_TEST(host_writes_populate),
-    CHECK_TEST(touches_follow_the_advice),
-    CHECK_TEST(a_full_device_evicts_the_oldest_blocks),
-    CHECK_TEST(discarded_bytes_are_poisoned),
-    CHECK_TEST(the_host_moves_pages_by_touching_them),
-    CHECK_TEST(kernels_touch_for_their_device),
-    CHECK_TEST(host_functions_touch_for_the_host),
-    CHECK_TEST(moves_lose_no_store),
-    CHECK_TEST(lazy_streams_wait_to_be_asked),
-    CHECK_TEST(streams_wait_for_events_and_for_the_legacy_stream),
-    CHECK_TEST(streams_with_work_are_destroyed_at_once),
-    CHECK_TEST(host_functions_may_not_call_the_driver),
-    CHECK_TEST(armed_failures_happen_once),
-    CHECK_TEST(threads_share_a_stream),
-};
-
-int
-main(int argc, char **argv)
-{
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    open_emulator(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(open_emulator)

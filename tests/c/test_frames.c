@@ -1,7 +1,5 @@
 /* test_frames.c: parts in frames and at home: their contents under random uses, and the memory
- * that the device gives for them; loads ahead, and the ends of uses.
- *
- * Usage: test_frames PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * that the device gives for them; loads ahead, and the ends of uses. */
 #include "failing_allocations.h"
 #include "frames_model.h"
 
@@ -9,19 +7,10 @@ enum { EQUAL = 1024, STEPS = 250, MANY_STREAMS = 300, IN_FLIGHT = 40, MANY_USES 
 
 /* --- random uses ---------------------------------------------------------------------------- */
 
-static void
-contents_are_right_under_random_uses(void)
+TEST(contents_are_right_under_random_uses)
 {
     for (uint64_t run = 0; run < 80; run++) {
         run_model(&(model_options){0}, run, STEPS);
-    }
-}
-
-static void
-contents_are_right_when_calls_fail(void)
-{
-    for (uint64_t run = 100; run < 240; run++) {
-        run_model(&(model_options){.faults = true}, run, STEPS);
     }
 }
 
@@ -51,8 +40,7 @@ begin_equal(uint32_t fit)
 }
 
 /* A loop is loaded ahead, each part at most once a round. */
-static void
-a_loop_is_loaded_ahead(void)
+TEST(a_loop_is_loaded_ahead)
 {
     mm_frames_report before;
 
@@ -71,8 +59,7 @@ a_loop_is_loaded_ahead(void)
 }
 
 /* The uses of one long round, in an order that nothing was learned of. */
-static void
-a_given_order_is_loaded_ahead(void)
+TEST(a_given_order_is_loaded_ahead)
 {
     static const uint32_t order[] = {5, 0, 7, 2, 8, 1, 6, 3, 4};
     mm_frames_report before;
@@ -94,8 +81,7 @@ a_given_order_is_loaded_ahead(void)
 
 /* Parts whose next use was not foreseen before, too: one that is loaded ahead stays until
  * its use. */
-static void
-an_order_after_random_uses_is_loaded_ahead(void)
+TEST(an_order_after_random_uses_is_loaded_ahead)
 {
     static const uint32_t order[] = {5, 0, 7, 2, 8, 1, 6, 3, 4};
     mm_frames_report before;
@@ -121,8 +107,7 @@ an_order_after_random_uses_is_loaded_ahead(void)
 }
 
 /* A part that was removed leaves its room, and is not expected any more. */
-static void
-a_loop_goes_on_without_a_part(void)
+TEST(a_loop_goes_on_without_a_part)
 {
     mm_frames_report before;
 
@@ -141,8 +126,7 @@ a_loop_goes_on_without_a_part(void)
     end_model();
 }
 
-static void
-held_parts_leave_no_room(void)
+TEST(held_parts_leave_no_room)
 {
     begin_equal(2);
     acquire(0, false, 0);
@@ -162,8 +146,7 @@ held_parts_leave_no_room(void)
     end_model();
 }
 
-static void
-a_part_larger_than_the_room_is_used_at_home(void)
+TEST(a_part_larger_than_the_room_is_used_at_home)
 {
     uint32_t part;
 
@@ -182,8 +165,7 @@ a_part_larger_than_the_room_is_used_at_home(void)
 }
 
 /* Nothing of scratch crosses the bus. */
-static void
-scratch_is_not_copied(void)
+TEST(scratch_is_not_copied)
 {
     seed = 1;
     begin_model(&(model_options){.room = 2 * EQUAL, .bytes = EQUAL, .access = MM_PART_SCRATCH});
@@ -200,8 +182,7 @@ scratch_is_not_copied(void)
 }
 
 /* What captured may have written every part at home by the next use. */
-static void
-copies_are_forgotten_after_a_capture_that_begins_a_round(void)
+TEST(copies_are_forgotten_after_a_capture_that_begins_a_round)
 {
     CUgraph graph;
     uint64_t drops;
@@ -227,8 +208,7 @@ copies_are_forgotten_after_a_capture_that_begins_a_round(void)
 /* --- the ends of uses ------------------------------------------------------------------------ */
 
 /* Its list of ends does not grow with the streams that have come and gone. */
-static void
-a_part_that_stays_keeps_few_ends_of_uses(void)
+TEST(a_part_that_stays_keeps_few_ends_of_uses)
 {
     size_t events = 0;
     long bytes = 0;
@@ -261,8 +241,7 @@ a_part_that_stays_keeps_few_ends_of_uses(void)
 }
 
 /* Those under way are not among the ones that go: their frame is not written before. */
-static void
-a_frame_follows_all_uses_under_way(void)
+TEST(a_frame_follows_all_uses_under_way)
 {
     CUstream streams[IN_FLIGHT];
     CUdeviceptr address;
@@ -294,8 +273,7 @@ a_frame_follows_all_uses_under_way(void)
 }
 
 /* Each event is of the context of its stream. */
-static void
-streams_of_two_devices_use_a_part(void)
+TEST(streams_of_two_devices_use_a_part)
 {
     CUstream other;
     mm_scope scope;
@@ -332,8 +310,7 @@ use_in_a_context(uint32_t part)
 }
 
 /* Their events have ended too: nothing waits for them, and nothing is left of them. */
-static void
-contexts_end_with_their_uses(void)
+TEST(contexts_end_with_their_uses)
 {
     long bytes = 0;
 
@@ -354,8 +331,7 @@ contexts_end_with_their_uses(void)
 }
 
 /* Of two that were recorded at once, either may be the later one. */
-static void
-ends_that_were_recorded_at_once_are_both_kept(void)
+TEST(ends_that_were_recorded_at_once_are_both_kept)
 {
     mm_release_list releases[3] = {{.stream = 7}, {.stream = 7}, {.stream = 7}};
     mm_release_list *pool = NULL, *list = mm_release_add(NULL, &releases[0], &pool);
@@ -370,8 +346,7 @@ ends_that_were_recorded_at_once_are_both_kept(void)
 }
 
 /* Old uses count less and less, for ever. */
-static void
-many_uses_are_weighed(void)
+TEST(many_uses_are_weighed)
 {
     begin_equal(2);
     for (uint32_t i = 1; i < PARTS; i++) {
@@ -421,8 +396,7 @@ use_with_little_memory(mm_frames *frames, mm_slab *home, CUstream stream)
     }
 }
 
-static void
-every_allocation_may_fail(void)
+TEST(every_allocation_may_fail)
 {
     for (long n = 1; n < 40; n++) {
         mm_frames *frames;
@@ -447,8 +421,7 @@ every_allocation_may_fail(void)
 }
 
 /* The part is gone all the same, as the device was waited for. */
-static void
-a_removal_goes_on_after_a_failure(void)
+TEST(a_removal_goes_on_after_a_failure)
 {
     begin_equal(2);
     acquire(0, true, 0);
@@ -467,8 +440,7 @@ a_removal_goes_on_after_a_failure(void)
 
 /* Without an event for its end, and if the wait for the device fails too. The caller tries
  * again. */
-static void
-a_release_that_fails_leaves_the_part_held(void)
+TEST(a_release_that_fails_leaves_the_part_held)
 {
     begin_equal(2);
     acquire(0, true, 0);
@@ -487,8 +459,7 @@ a_release_that_fails_leaves_the_part_held(void)
 }
 
 /* Each call of a new set and of its first part. */
-static void
-a_set_that_cannot_be_made_leaves_nothing(void)
+TEST(a_set_that_cannot_be_made_leaves_nothing)
 {
     static const char *const names[] = {"cuMemAlloc", "cuStreamCreate", "cuEventCreate",
                                         "cuCtxPushCurrent", "cuDeviceGetAttribute"};
@@ -514,36 +485,12 @@ a_set_that_cannot_be_made_leaves_nothing(void)
     mm_frames_free(NULL);
 }
 
-int
-main(int argc, char **argv)
+/* The last test: events that could not be destroyed stay. */
+TEST(contents_are_right_when_calls_fail)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(contents_are_right_under_random_uses),
-        CHECK_TEST(a_loop_is_loaded_ahead),
-        CHECK_TEST(a_given_order_is_loaded_ahead),
-        CHECK_TEST(an_order_after_random_uses_is_loaded_ahead),
-        CHECK_TEST(a_loop_goes_on_without_a_part),
-        CHECK_TEST(held_parts_leave_no_room),
-        CHECK_TEST(a_part_larger_than_the_room_is_used_at_home),
-        CHECK_TEST(scratch_is_not_copied),
-        CHECK_TEST(copies_are_forgotten_after_a_capture_that_begins_a_round),
-        CHECK_TEST(a_part_that_stays_keeps_few_ends_of_uses),
-        CHECK_TEST(a_frame_follows_all_uses_under_way),
-        CHECK_TEST(streams_of_two_devices_use_a_part),
-        CHECK_TEST(contexts_end_with_their_uses),
-        CHECK_TEST(ends_that_were_recorded_at_once_are_both_kept),
-        CHECK_TEST(many_uses_are_weighed),
-        CHECK_TEST(a_removal_goes_on_after_a_failure),
-        CHECK_TEST(a_release_that_fails_leaves_the_part_held),
-        CHECK_TEST(every_allocation_may_fail),
-        CHECK_TEST(a_set_that_cannot_be_made_leaves_nothing),
-        CHECK_TEST(contents_are_right_when_calls_fail),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_frames PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
+    for (uint64_t run = 100; run < 240; run++) {
+        run_model(&(model_options){.faults = true}, run, STEPS);
     }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(world_open)

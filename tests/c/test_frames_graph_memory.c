@@ -1,14 +1,11 @@
 /* test_frames_graph_memory.c: the memory that a graph with parts keeps, and failures during its
- * capture.
- *
- * Usage: test_frames_graph_memory PATH_OF_THE_EMULATED_DRIVER. */
+ * capture. */
 #include "captured_graphs.h"
 #include "failing_allocations.h"
 
 /* --- memory --------------------------------------------------------------------------------- */
 
-static void
-the_room_comes_back_after_the_last_graph(void)
+TEST(the_room_comes_back_after_the_last_graph)
 {
     CUgraphExec first;
     CUstream stream;
@@ -49,8 +46,7 @@ the_room_comes_back_after_the_last_graph(void)
 }
 
 /* Frames and homes live as long as the graph does. */
-static void
-memory_outlives_the_set_for_a_graph(void)
+TEST(memory_outlives_the_set_for_a_graph)
 {
     for (int lazy = 0; lazy < 2; lazy++) {
         CUstream stream;
@@ -74,8 +70,7 @@ memory_outlives_the_set_for_a_graph(void)
     }
 }
 
-static void
-a_capture_that_ends_in_nothing_keeps_nothing(void)
+TEST(a_capture_that_ends_in_nothing_keeps_nothing)
 {
     CUgraph graph;
     CUstream stream;
@@ -97,8 +92,7 @@ a_capture_that_ends_in_nothing_keeps_nothing(void)
 }
 
 /* Without the calls, and if the host waits for copies, a graph reads and writes at home. */
-static void
-other_drivers_use_parts_at_home(void)
+TEST(other_drivers_use_parts_at_home)
 {
     for (int waits = 0; waits < 2; waits++) {
         CUstream stream;
@@ -172,8 +166,7 @@ capture_with_a_failure(const char *function, unsigned nth, bool after)
 }
 
 /* The driver keeps what it does not release. */
-static void
-replays_are_right_when_calls_fail(void)
+TEST(replays_are_right_when_calls_fail)
 {
     static const char *const names[] = {"cuStreamIsCapturing",
                                         "cuStreamGetCaptureInfo",
@@ -204,8 +197,7 @@ replays_are_right_when_calls_fail(void)
     CHECK_EQUAL(broken_captures, 2 * 5); /* copies home that could not be added */
 }
 
-static void
-every_allocation_may_fail(void)
+TEST(every_allocation_may_fail)
 {
     bool failed = true;
 
@@ -226,22 +218,4 @@ every_allocation_may_fail(void)
     }
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(the_room_comes_back_after_the_last_graph),
-        CHECK_TEST(memory_outlives_the_set_for_a_graph),
-        CHECK_TEST(a_capture_that_ends_in_nothing_keeps_nothing),
-        CHECK_TEST(other_drivers_use_parts_at_home),
-        CHECK_TEST(replays_are_right_when_calls_fail),
-        CHECK_TEST(every_allocation_may_fail),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_frames_graph_memory PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

@@ -1,13 +1,10 @@
 /* test_frames_graphs.c: parts that are used in streams that capture a graph: their contents at each
- * replay, and ends of uses elsewhere.
- *
- * Usage: test_frames_graphs PATH_OF_THE_EMULATED_DRIVER. */
+ * replay, and ends of uses elsewhere. */
 #include "captured_graphs.h"
 
 /* --- replays -------------------------------------------------------------------------------- */
 
-static void
-each_replay_reads_what_is_at_home(void)
+TEST(each_replay_reads_what_is_at_home)
 {
     for (int lazy = 0; lazy < 2; lazy++) {
         CUstream stream;
@@ -33,8 +30,7 @@ each_replay_reads_what_is_at_home(void)
 }
 
 /* Copies run beside the uses before them: each is behind the last use of its frame alone. */
-static void
-copies_are_early(void)
+TEST(copies_are_early)
 {
     const CUgraphNode *front;
     const CUgraphEdgeData *edges;
@@ -69,8 +65,7 @@ copies_are_early(void)
     replay_and_end(stream);
 }
 
-static void
-uses_may_nest_and_begin_again(void)
+TEST(uses_may_nest_and_begin_again)
 {
     CUstream stream;
     CUdeviceptr outer, again;
@@ -93,8 +88,7 @@ uses_may_nest_and_begin_again(void)
 }
 
 /* Each replay sees the writes of the one before, and so do other uses. */
-static void
-writes_go_home_at_each_replay(void)
+TEST(writes_go_home_at_each_replay)
 {
     CUstream stream;
 
@@ -121,8 +115,7 @@ writes_go_home_at_each_replay(void)
 }
 
 /* Work of the graph writes at home what it uses later. */
-static void
-a_copy_follows_a_write_at_home_in_the_graph(void)
+TEST(a_copy_follows_a_write_at_home_in_the_graph)
 {
     CUstream stream;
 
@@ -144,8 +137,7 @@ a_copy_follows_a_write_at_home_in_the_graph(void)
     replay_and_end(stream);
 }
 
-static void
-scratch_has_a_frame_of_its_own(void)
+TEST(scratch_has_a_frame_of_its_own)
 {
     CUstream stream;
 
@@ -181,8 +173,7 @@ fork_stream(CUstream from, CUstream to)
     mm_scope_leave(&scope);
 }
 
-static void
-two_streams_of_one_graph_share_the_frames(void)
+TEST(two_streams_of_one_graph_share_the_frames)
 {
     CUstream stream, other;
 
@@ -207,8 +198,7 @@ two_streams_of_one_graph_share_the_frames(void)
 }
 
 /* Nothing tells what a frame has to wait for, so that it is not used again. */
-static void
-a_use_may_end_after_the_capture(void)
+TEST(a_use_may_end_after_the_capture)
 {
     CUstream stream;
     CUdeviceptr address;
@@ -233,8 +223,7 @@ a_use_may_end_after_the_capture(void)
 }
 
 /* The end of a use whose graph is gone ends nothing else: no plain use, and none of another graph. */
-static void
-a_use_may_end_after_its_graph(void)
+TEST(a_use_may_end_after_its_graph)
 {
     CUstream stream = begin_graph(MM_PART_WRITE, 0);
     mm_part_use late, left;
@@ -385,8 +374,7 @@ check_homes(void)
     }
 }
 
-static void
-random_graphs_are_right(void)
+TEST(random_graphs_are_right)
 {
     size_t at_home = 0, in_frames = 0;
 
@@ -415,26 +403,4 @@ random_graphs_are_right(void)
     CHECK(at_home > 250 && in_frames > 1000);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(each_replay_reads_what_is_at_home),
-        CHECK_TEST(copies_are_early),
-        CHECK_TEST(uses_may_nest_and_begin_again),
-        CHECK_TEST(writes_go_home_at_each_replay),
-        CHECK_TEST(a_copy_follows_a_write_at_home_in_the_graph),
-        CHECK_TEST(scratch_has_a_frame_of_its_own),
-        CHECK_TEST(two_streams_of_one_graph_share_the_frames),
-        CHECK_TEST(a_use_may_end_after_the_capture),
-        CHECK_TEST(a_use_may_end_after_its_graph),
-        CHECK_TEST(random_graphs_are_right),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_frames_graphs PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

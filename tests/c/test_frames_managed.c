@@ -1,7 +1,5 @@
 /* test_frames_managed.c: parts of managed memory, which keep their address: their contents and
- * places under random uses and failures, prefetches of all sizes, and discards.
- *
- * Usage: test_frames_managed PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * places under random uses and failures, prefetches of all sizes, and discards. */
 #include "frames_model.h"
 
 enum { STEPS = 250 };
@@ -10,19 +8,10 @@ enum { STEPS = 250 };
 
 /* --- random uses ---------------------------------------------------------------------------- */
 
-static void
-contents_and_places_are_right_under_random_uses(void)
+TEST(contents_and_places_are_right_under_random_uses)
 {
     for (uint64_t run = 0; run < 80; run++) {
         run_model(&(model_options){.managed = true}, run, STEPS);
-    }
-}
-
-static void
-contents_are_right_when_calls_fail(void)
-{
-    for (uint64_t run = 100; run < 200; run++) {
-        run_model(&(model_options){.managed = true, .faults = true}, run, STEPS);
     }
 }
 
@@ -57,8 +46,7 @@ take_room(uint32_t part)
              &st);
 }
 
-static void
-bytes_that_were_on_the_device_are_kept(void)
+TEST(bytes_that_were_on_the_device_are_kept)
 {
     begin_pages(2, MM_PART_READ);
     CHECK_EQUAL(report().kept, 0);
@@ -74,8 +62,7 @@ bytes_that_were_on_the_device_are_kept(void)
     end_model();
 }
 
-static void
-a_removed_part_stays_where_it_is(void)
+TEST(a_removed_part_stays_where_it_is)
 {
     begin_pages(PARTS, MM_PART_WRITE);
     use(4, true);
@@ -92,8 +79,7 @@ a_removed_part_stays_where_it_is(void)
 }
 
 /* Nothing goes home at the end of a use, as nothing was copied. */
-static void
-only_parts_that_make_room_go_home(void)
+TEST(only_parts_that_make_room_go_home)
 {
     begin_pages(PARTS, MM_PART_WRITE);
     for (uint32_t i = 0; i < 3 * PARTS; i++) {
@@ -112,8 +98,7 @@ only_parts_that_make_room_go_home(void)
 }
 
 /* Whole pages of it are discarded on the way home: what is beside them is kept. */
-static void
-scratch_is_discarded_in_whole_pages(void)
+TEST(scratch_is_discarded_in_whole_pages)
 {
     for (int has = 0; has < 2; has++) {
         model_part *p = &model.parts[1];
@@ -137,8 +122,7 @@ scratch_is_discarded_in_whole_pages(void)
 }
 
 /* Of scratch, what uses leave is not needed; what the caller has written for the next one is. */
-static void
-scratch_that_was_written_at_home_is_kept_until_a_use(void)
+TEST(scratch_that_was_written_at_home_is_kept_until_a_use)
 {
     for (int used = 0; used < 2; used++) {
         model_part *p = &model.parts[2];
@@ -163,8 +147,7 @@ scratch_that_was_written_at_home_is_kept_until_a_use(void)
 }
 
 /* A scratch part without a whole page is prefetched. */
-static void
-small_scratch_is_not_discarded(void)
+TEST(small_scratch_is_not_discarded)
 {
     seed = 1;
     begin_model(
@@ -179,8 +162,7 @@ small_scratch_is_not_discarded(void)
 }
 
 /* Somebody else may have its address. */
-static void
-closed_memory_does_not_move(void)
+TEST(closed_memory_does_not_move)
 {
     mm_guard guard = {0};
 
@@ -203,8 +185,7 @@ closed_memory_does_not_move(void)
 }
 
 /* Large prefetches stand behind host functions, so that the calls return. */
-static void
-large_prefetches_are_deferred(void)
+TEST(large_prefetches_are_deferred)
 {
     CUdeviceptr start = 0;
     mm_frames *frames;
@@ -240,26 +221,12 @@ large_prefetches_are_deferred(void)
     CHECK_EQUAL(world.live_allocations(), 0);
 }
 
-int
-main(int argc, char **argv)
+/* The last test: events that could not be destroyed stay. */
+TEST(contents_are_right_when_calls_fail)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(contents_and_places_are_right_under_random_uses),
-        CHECK_TEST(bytes_that_were_on_the_device_are_kept),
-        CHECK_TEST(a_removed_part_stays_where_it_is),
-        CHECK_TEST(only_parts_that_make_room_go_home),
-        CHECK_TEST(scratch_is_discarded_in_whole_pages),
-        CHECK_TEST(scratch_that_was_written_at_home_is_kept_until_a_use),
-        CHECK_TEST(small_scratch_is_not_discarded),
-        CHECK_TEST(closed_memory_does_not_move),
-        CHECK_TEST(large_prefetches_are_deferred),
-        CHECK_TEST(contents_are_right_when_calls_fail),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_frames_managed PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
+    for (uint64_t run = 100; run < 200; run++) {
+        run_model(&(model_options){.managed = true, .faults = true}, run, STEPS);
     }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(world_open)

@@ -1,7 +1,5 @@
 /* test_frames_threads.c: parts in frames and of managed memory that threads use, add and remove at
- * once; calls that wait while others go on, and the end of a set under calls.
- *
- * Usage: test_frames_threads PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * once; calls that wait while others go on, and the end of a set under calls. */
 #include <sched.h>
 
 #include "frames_model.h"
@@ -114,8 +112,7 @@ use_from_a_thread(void *nothing)
     return nothing;
 }
 
-static void
-threads_use_parts_at_once(void)
+TEST(threads_use_parts_at_once)
 {
     for (int run = 0; run < 12; run++) {
         begin_for_threads(run, (size_t)(1 + run) * 1500);
@@ -175,8 +172,7 @@ end_wait(pthread_t thread)
 }
 
 /* The work that one thread waits for may need what another one is about to queue. */
-static void
-a_wait_for_copies_holds_nobody_up(void)
+TEST(a_wait_for_copies_holds_nobody_up)
 {
     for (int run = 0; run < 3; run++) {
         pthread_t thread;
@@ -200,8 +196,7 @@ free_in_host_function(void *frames)
 }
 
 /* The call may wait for the host function: the set stays. */
-static void
-a_host_function_frees_no_set_that_a_call_uses(void)
+TEST(a_host_function_frees_no_set_that_a_call_uses)
 {
     for (int run = 0; run < 3; run++) {
         mm_frames *frames;
@@ -250,8 +245,7 @@ use_until_it_is_closed(void *nothing)
     return nothing;
 }
 
-static void
-a_set_is_closed_while_threads_use_it(void)
+TEST(a_set_is_closed_while_threads_use_it)
 {
     for (int run = 0; run < 6; run++) {
         begin_for_threads(run, (size_t)4 * LARGEST);
@@ -261,20 +255,4 @@ a_set_is_closed_while_threads_use_it(void)
     }
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(threads_use_parts_at_once),
-        CHECK_TEST(a_set_is_closed_while_threads_use_it),
-        CHECK_TEST(a_wait_for_copies_holds_nobody_up),
-        CHECK_TEST(a_host_function_frees_no_set_that_a_call_uses),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_frames_threads PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

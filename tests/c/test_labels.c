@@ -1,6 +1,4 @@
-/* test_labels.c: the text that a memory has in a trace.
- *
- * Usage: test_labels PATH_OF_THE_EMULATED_DRIVER, which is not used. */
+/* test_labels.c: the text that a memory has in a trace. */
 #include <string.h>
 
 #include "check.h"
@@ -26,8 +24,7 @@ check_label(const mm_life *life, const char *name, const char *expected)
     free(label);
 }
 
-static void
-arrays_show_dtype_shape_and_birth(void)
+TEST(arrays_show_dtype_shape_and_birth)
 {
     static const array arrays[] = {
         {"float32", 2, {1024, 1024}, "float32[1024,1024] #7"},
@@ -59,21 +56,11 @@ arrays_show_dtype_shape_and_birth(void)
     }
 }
 
-static void
-other_memory_shows_its_size(void)
+TEST(other_memory_shows_its_size)
 {
     mm_life life = {.serial = UINT64_MAX, .size = 3 << 20};
 
     check_label(&life, "", "3.0M #18446744073709551615");
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(arrays_show_dtype_shape_and_birth),
-        CHECK_TEST(other_memory_shows_its_size),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

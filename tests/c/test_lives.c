@@ -1,7 +1,5 @@
 /* test_lives.c: the list of the memories that live, and the log of births and deaths: of owned memory,
- * blocks of pools and wrapped memory, and without memory for names and copies.
- *
- * Usage: test_lives PATH_OF_THE_EMULATED_DRIVER. */
+ * blocks of pools and wrapped memory, and without memory for names and copies. */
 #include "failing_allocations.h"
 #include "logged_lives.h"
 
@@ -37,8 +35,7 @@ timed_free(CUdeviceptr start)
 
 /* Born after the allocation returned, dead after the free returned, which waits for work. Memory that
  * gets the address meanwhile is a later life. */
-static void
-a_life_lasts_until_the_free_returns(void)
+TEST(a_life_lasts_until_the_free_returns)
 {
     mm_life_record record;
     char label[MM_NAME_BYTES + 1];
@@ -65,8 +62,7 @@ a_life_lasts_until_the_free_returns(void)
     mm_memory_release(successor);
 }
 
-static void
-memory_from_before_has_no_birth(void)
+TEST(memory_from_before_has_no_birth)
 {
     mm_memory *before = allocate(SIZE), *after;
     char label[MM_NAME_BYTES + 1];
@@ -92,8 +88,7 @@ memory_from_before_has_no_birth(void)
     mm_memory_release(after);
 }
 
-static void
-one_log_runs_at_a_time(void)
+TEST(one_log_runs_at_a_time)
 {
     log_copy copy;
     mm_status st;
@@ -113,8 +108,7 @@ one_log_runs_at_a_time(void)
     mm_life_records_free(NULL, 0);
 }
 
-static void
-no_bytes_have_no_life(void)
+TEST(no_bytes_have_no_life)
 {
     mm_memory *m, *wrapped;
 
@@ -130,8 +124,7 @@ no_bytes_have_no_life(void)
 
 /* --- frees that the driver refuses ------------------------------------------------------- */
 
-static void
-other_failed_frees_end_the_life(void)
+TEST(other_failed_frees_end_the_life)
 {
     mm_memory *m;
 
@@ -157,8 +150,7 @@ allocate_from(mm_pool *pool, size_t size)
     return m;
 }
 
-static void
-blocks_of_pools_live(void)
+TEST(blocks_of_pools_live)
 {
     CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
     mm_status st;
@@ -192,8 +184,7 @@ blocks_of_pools_live(void)
 
 /* --- wrapped memory ------------------------------------------------------------------------ */
 
-static void
-wrapped_memory_with_a_name_lives(void)
+TEST(wrapped_memory_with_a_name_lives)
 {
     mm_memory *owned = allocate(SIZE), *before = wrap(owned->start, 100), *during;
     char label[MM_NAME_BYTES + 1];
@@ -235,8 +226,7 @@ wrap_living(CUdeviceptr start, size_t size)
 }
 
 /* The view of a closed buffer keeps the struct, not the memory. */
-static void
-wrapped_memory_dies_with_its_last_hold(void)
+TEST(wrapped_memory_dies_with_its_last_hold)
 {
     mm_memory *m;
 
@@ -267,8 +257,7 @@ release_all(mm_memory *const *memories, size_t count)
 }
 
 /* Memories beyond it leave nothing, and are memories like others in the next log. */
-static void
-a_full_log_does_not_grow(void)
+TEST(a_full_log_does_not_grow)
 {
     mm_memory *lasting[MANY];
     mm_status st;
@@ -357,8 +346,7 @@ start_and_stop(void *unused, mm_status *st)
 }
 
 /* Births, deaths and the borders of a log need no memory; names and copies fail as a whole. */
-static void
-out_of_host_memory_changes_nothing(void)
+TEST(out_of_host_memory_changes_nothing)
 {
     size_t count = 2;
     mm_memory *m = allocate(SIZE), *other = allocate(SIZE);
@@ -383,26 +371,4 @@ out_of_host_memory_changes_nothing(void)
     mm_memory_release(other);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(a_life_lasts_until_the_free_returns),
-        CHECK_TEST(memory_from_before_has_no_birth),
-        CHECK_TEST(one_log_runs_at_a_time),
-        CHECK_TEST(no_bytes_have_no_life),
-        CHECK_TEST(other_failed_frees_end_the_life),
-        CHECK_TEST(blocks_of_pools_live),
-        CHECK_TEST(wrapped_memory_with_a_name_lives),
-        CHECK_TEST(wrapped_memory_dies_with_its_last_hold),
-        CHECK_TEST(a_full_log_does_not_grow),
-        CHECK_TEST(out_of_host_memory_changes_nothing),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

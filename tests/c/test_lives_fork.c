@@ -1,8 +1,7 @@
 /* test_lives_fork.c: children that are forked while threads change the list of lives.
  *
  * The threads and the children do not allocate: a child of a process with threads must not wait
- * for the lock of a sanitizer's malloc. Usage: test_lives_fork PATH_OF_THE_EMULATED_DRIVER, which
- * is not used. */
+ * for the lock of a sanitizer's malloc. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -98,8 +97,7 @@ fork_once(bool logged)
     mm_lives_log_stop();
 }
 
-static void
-a_child_finds_the_list_whole(void)
+TEST(a_child_finds_the_list_whole)
 {
     static mm_life lives_of_threads[WORKERS];
     pthread_t threads[WORKERS];
@@ -120,12 +118,4 @@ a_child_finds_the_list_whole(void)
     mm_lives_log_stop();
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(a_child_finds_the_list_whole),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

@@ -1,7 +1,5 @@
 /* test_lives_threads.c: threads that allocate, name and free memory while another one starts and
- * stops logs.
- *
- * Usage: test_lives_threads PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * stops logs. */
 #include <sched.h>
 
 #include "logged_lives.h"
@@ -112,8 +110,7 @@ live_or_log(void *argument)
     return atomic_fetch_add(&c->joined, 1) == 0 ? log_all(c) : live_and_die(c);
 }
 
-static void
-threads_live_while_logs_start_and_stop(void)
+TEST(threads_live_while_logs_start_and_stop)
 {
     mm_memory *owned = allocate(SIZE), *shared = wrap(owned->start, 100);
     crowd c = {.start = owned->start, .shared = shared};
@@ -126,17 +123,4 @@ threads_live_while_logs_start_and_stop(void)
     mm_lives_log_stop();
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(threads_live_while_logs_start_and_stop),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

@@ -1,7 +1,5 @@
 /* test_memory.c: the guard word, closing and freeing under many threads and after a fork, allocations
- * that the driver does not align, and notes of leaks.
- *
- * Usage: test_memory PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * that the driver does not align, and notes of leaks. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,8 +20,7 @@ allocate(size_t size)
     return m;
 }
 
-static void
-a_reopened_guard_can_be_closed_again(void)
+TEST(a_reopened_guard_can_be_closed_again)
 {
     mm_guard g = {0};
 
@@ -38,8 +35,7 @@ a_reopened_guard_can_be_closed_again(void)
 }
 
 /* Otherwise a child would wait for ever for a thread that only its parent has. */
-static void
-forked_child_does_not_wait(void)
+TEST(forked_child_does_not_wait)
 {
     mm_guard g = {0};
 
@@ -59,8 +55,7 @@ enter_nothing(void *argument)
 }
 
 /* mm_guards_entered() counts the calls of the own thread, and not exports. */
-static void
-guards_count_the_calls_of_a_thread(void)
+TEST(guards_count_the_calls_of_a_thread)
 {
     enum { MANY = 100 };
     mm_guard many[MANY] = {{0}};
@@ -119,8 +114,7 @@ close_another(mm_guard *g)
 }
 
 /* Without the assertion, the thread would wait for itself for ever. */
-static void
-closing_an_entered_guard_aborts(void)
+TEST(closing_an_entered_guard_aborts)
 {
     mm_guard g = {0};
 
@@ -159,8 +153,7 @@ use_and_close(void *argument)
     return NULL;
 }
 
-static void
-guard_lets_one_close_after_all_left(void)
+TEST(guard_lets_one_close_after_all_left)
 {
     for (int round = 0; round < ROUNDS; round++) {
         shared s = {.resource = 1};
@@ -198,8 +191,7 @@ use_and_release_hold(void *argument)
     return NULL;
 }
 
-static void
-the_last_of_many_holds_waits_for_calls(void)
+TEST(the_last_of_many_holds_waits_for_calls)
 {
     for (int round = 0; round < ROUNDS; round++) {
         mm_status st;
@@ -246,8 +238,7 @@ prefetch_until_closed(void *argument)
     return NULL;
 }
 
-static void
-close_races_prefetch(void)
+TEST(close_races_prefetch)
 {
     size_t before = world.live_allocations();
 
@@ -268,8 +259,7 @@ drop_reference(void *argument)
     return NULL;
 }
 
-static void
-last_reference_goes_in_any_thread(void)
+TEST(last_reference_goes_in_any_thread)
 {
     size_t before = world.live_allocations();
 
@@ -306,8 +296,7 @@ use_everything(void *unused)
     return unused;
 }
 
-static void
-threads_share_contexts_and_streams(void)
+TEST(threads_share_contexts_and_streams)
 {
     size_t before = world.live_allocations();
 
@@ -339,8 +328,7 @@ free_shifted(CUdeviceptr start)
     return world.cu->MemFree(start - SHIFT);
 }
 
-static void
-unaligned_allocations_get_whole_pages(void)
+TEST(unaligned_allocations_get_whole_pages)
 {
     const size_t page = mm_page_size();
     const size_t sizes[] = {1, page - 1, page, page + 1, 3 * page + 100, (size_t)1 << 20};
@@ -380,8 +368,7 @@ count_and_free_notes(void)
     return count;
 }
 
-static void
-notes_of_leaks_are_bounded(void)
+TEST(notes_of_leaks_are_bounded)
 {
     enum { MOST_NOTES = 256 };
 
@@ -395,29 +382,4 @@ notes_of_leaks_are_bounded(void)
     CHECK(!mm_leaks_are_known());
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(a_reopened_guard_can_be_closed_again),
-        CHECK_TEST(forked_child_does_not_wait),
-#ifndef NDEBUG
-        CHECK_TEST(guards_count_the_calls_of_a_thread),
-        CHECK_TEST(closing_an_entered_guard_aborts),
-#endif
-        CHECK_TEST(guard_lets_one_close_after_all_left),
-        CHECK_TEST(threads_share_contexts_and_streams),
-        CHECK_TEST(the_last_of_many_holds_waits_for_calls),
-        CHECK_TEST(notes_of_leaks_are_bounded),
-        CHECK_TEST(close_races_prefetch),
-        CHECK_TEST(last_reference_goes_in_any_thread),
-        CHECK_TEST(unaligned_allocations_get_whole_pages),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

@@ -1,94 +1,15 @@
 /* test_page_residency.c: the places of pages, made of the page map and of the driver's records: byte
  * for byte, with refusals of the driver and of the system, and on machines with several NUMA
- * nodes.
- *
- * Usage: test_page_residency PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * nodes. */
 #include <errno.h>
 #include <stdbool.h>
 
 #include "failing_allocations.h"
+#include "fake_pagemap.h"
 #include "memory/page_residency.h"
 #include "world.h"
 
 enum { BLOCK_PAGES = 512 };
-
-/* --- a system with another answer ------------------------------------------------------------ */
-
-static struct {
-    int opened, closed;
-    int open_error; /* errno, or 0 */
-    const char *nodes; /* the contents of has_memory; NULL: there is no such file */
-    bool may_ask; /* for the nodes of pages */
-} fake;
-
-enum { NODES_FILE = 1000 };
-
-static int
-fake_open(const char *path)
-{
-    bool nodes = strstr(path, "has_memory") != NULL;
-
-    if (fake.open_error != 0 || (nodes && fake.nodes == NULL)) {
-        errno = nodes ? ENOENT : fake.open_error;
-        return -1;
-    }
-    fake.opened++;
-    return nodes ? NODES_FILE : mm_kernel_pagemap.calls->open(path);
-}
-
-static int
-fake_ioctl(int file, unsigned long request, void *argument)
-{
-    return mm_kernel_pagemap.calls->ioctl(file, request, argument);
-}
-
-static ssize_t
-fake_pread(int file, void *to, size_t size, off_t offset)
-{
-    if (file != NODES_FILE) {
-        return mm_kernel_pagemap.calls->pread(file, to, size, offset);
-    }
-    CHECK(strlen(fake.nodes) <= size);
-    memcpy(to, fake.nodes, strlen(fake.nodes));
-    return (ssize_t)strlen(fake.nodes);
-}
-
-static int
-fake_close(int file)
-{
-    fake.closed++;
-    return file == NODES_FILE ? 0 : mm_kernel_pagemap.calls->close(file);
-}
-
-/* Page n of the memory at node_start is on node n % 3, but every fifth one is gone. */
-static uint64_t node_start;
-
-static long
-fake_move_pages(unsigned long count, void **pages, int *nodes)
-{
-    for (unsigned long i = 0; fake.may_ask && i < count; i++) {
-        uint64_t n = ((uint64_t)(uintptr_t)pages[i] - node_start) / mm_page_size();
-        nodes[i] = n % 5 == 0 ? -ENOENT : (int)(n % 3);
-    }
-    errno = EPERM;
-    return fake.may_ask ? 0 : -1;
-}
-
-static const mm_pagemap_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
-                                            fake_move_pages};
-
-static mm_pagemap_source
-fresh_source(void)
-{
-    memset(&fake, 0, sizeof fake);
-    return (mm_pagemap_source){.calls = &fake_calls};
-}
-
-static uint64_t
-page_size(void)
-{
-    return (uint64_t)mm_page_size();
-}
 
 /* --- places ---------------------------------------------------------------------------------- */
 
@@ -192,8 +113,7 @@ check_places(mm_range range, const expected_run *expected, size_t count)
     check_places((range), (const expected_run[]){__VA_ARGS__}, \
                  sizeof((const expected_run[]){__VA_ARGS__}) / sizeof(expected_run))
 
-static void
-places_follow_the_moves(void)
+TEST(places_follow_the_moves)
 {
     mm_memory *m = allocate(64);
     uint64_t page = page_size();
@@ -221,8 +141,7 @@ places_follow_the_moves(void)
 }
 
 /* Up to 1024 pages without a common answer are asked one by one; more of them in blocks. */
-static void
-hints_of_large_ranges_are_those_of_blocks(void)
+TEST(hints_of_large_ranges_are_those_of_blocks)
 {
     size_t blocks = 8, count = blocks * BLOCK_PAGES, few = 1000;
     mm_memory *m = allocate(count + BLOCK_PAGES);
@@ -244,8 +163,7 @@ hints_of_large_ranges_are_those_of_blocks(void)
     mm_memory_release(m);
 }
 
-static void
-the_driver_is_asked_little(void)
+TEST(the_driver_is_asked_little)
 {
     mm_memory *m = allocate(64);
     mm_places places;
@@ -268,8 +186,7 @@ the_driver_is_asked_little(void)
     mm_memory_release(m);
 }
 
-static void
-failures_leave_nothing(void)
+TEST(failures_leave_nothing)
 {
     mm_memory *m = allocate(64);
     mm_pagemap_source source = fresh_source();
@@ -302,8 +219,7 @@ failures_leave_nothing(void)
     mm_memory_release(m);
 }
 
-static void
-failed_allocations_leave_nothing(void)
+TEST(failed_allocations_leave_nothing)
 {
     mm_memory *m = allocate(64);
     mm_pagemap_source source = fresh_source();
@@ -311,7 +227,7 @@ failed_allocations_leave_nothing(void)
     mm_status st;
 
     fake.nodes = "0-1\n";
-    fake.may_ask = true;
+    fake.move_pages = spread_pages;
     node_start = m->start;
     for (size_t i = 0; i < 64; i += 2) {
         store(pages_of(m, i, 1));
@@ -333,8 +249,7 @@ failed_allocations_leave_nothing(void)
     mm_memory_release(m);
 }
 
-static void
-systems_whose_page_map_says_nothing_are_refused(void)
+TEST(systems_whose_page_map_says_nothing_are_refused)
 {
     mm_memory *m = allocate(1);
     mm_places places;
@@ -355,8 +270,7 @@ systems_whose_page_map_says_nothing_are_refused(void)
     mm_memory_release(m);
 }
 
-static void
-places_have_the_bytes_of_nodes(void)
+TEST(places_have_the_bytes_of_nodes)
 {
     mm_memory *m = allocate(64);
     mm_pagemap_source source = fresh_source();
@@ -365,7 +279,7 @@ places_have_the_bytes_of_nodes(void)
     mm_status st;
 
     fake.nodes = "0-2\n";
-    fake.may_ask = true;
+    fake.move_pages = spread_pages;
     node_start = m->start;
     store(pages_of(m, 0, 32));
     CHECK_OK(read_one(&source, part_of(m, 10, 64 * page - 20), &places, &st), &st);
@@ -376,28 +290,18 @@ places_have_the_bytes_of_nodes(void)
     CHECK_EQUAL(places.range[0].node_bytes[0], 8 * page); /* 3 6 9 12 18 21 24 27 */
     CHECK_EQUAL(sum, 25 * page); /* without 0 5 10 15 20 25 30 */
     mm_places_free(&places);
-    fake.may_ask = false;
+    fake.move_pages = refuse_to_tell;
     CHECK_OK(read_one(&source, pages_of(m, 0, 64), &places, &st), &st);
     CHECK(places.range[0].node_bytes == NULL);
     mm_places_free(&places);
     mm_memory_release(m);
 }
 
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(places_follow_the_moves),
-        CHECK_TEST(hints_of_large_ranges_are_those_of_blocks),
-        CHECK_TEST(the_driver_is_asked_little),
-        CHECK_TEST(failures_leave_nothing),
-        CHECK_TEST(failed_allocations_leave_nothing),
-        CHECK_TEST(systems_whose_page_map_says_nothing_are_refused),
-        CHECK_TEST(places_have_the_bytes_of_nodes),
-    };
-
-    CHECK(argc == 2);
-    world_open(argv[1]);
+    world_open(path);
     world.schedule(0);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(set_up)

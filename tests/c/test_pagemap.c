@@ -1,28 +1,19 @@
 /* test_pagemap.c: both ways of reading the page map against each other and against the pages that
- * were touched, with every system call failing or lying, and the NUMA nodes of pages.
- *
- * Usage: test_pagemap PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * were touched, with every system call failing or lying, and the NUMA nodes of pages. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "failing_allocations.h"
-#include "memory/pagemap.h"
+#include "fake_pagemap.h"
 #include "world.h"
 
 enum { PAGES = 3000, TRIALS = 40, ROUNDS = 200, MILLION = 1000000 };
 enum { POPULATE_READ = 22 }; /* MADV_POPULATE_READ of Linux 5.14 */
 
 /* --- memory with mapped pages that are known ---------------------------------------------- */
-
-static uint64_t
-page_size(void)
-{
-    return (uint64_t)mm_page_size();
-}
 
 /* Private memory of one's own, none of it mapped. */
 static uint64_t
@@ -95,104 +86,6 @@ check_spans(const mm_spans *spans, uint64_t start, const bool expected[PAGES])
 
 /* --- calls that fail or lie ---------------------------------------------------------------- */
 
-static struct {
-    int opened, closed, scans, reads;
-    int open_error, scan_error, read_error; /* errno of the next ones, or 0 */
-    int scan_after; /* so many scans work before scan_error */
-    int read_errors; /* how many reads fail */
-    ssize_t longest_read; /* or 0 */
-    void (*lie)(uint64_t *argument, int *count); /* about a scan */
-    const char *nodes; /* the contents of has_memory; NULL: there is no such file */
-    bool reading_nodes;
-    long (*move_pages)(unsigned long count, void **pages, int *nodes);
-} fake;
-
-static int
-fake_open(const char *path)
-{
-    if (strstr(path, "has_memory") != NULL) {
-        errno = ENOENT;
-        fake.reading_nodes = fake.nodes != NULL;
-        return fake.reading_nodes ? 1000 : -1;
-    }
-    CHECK_EQUAL(strcmp(path, "/proc/self/pagemap"), 0);
-    if (fake.open_error != 0) {
-        errno = fake.open_error;
-        fake.open_error = fake.open_error == EINTR ? 0 : fake.open_error;
-        return -1;
-    }
-    fake.opened++;
-    return mm_kernel_pagemap.calls->open(path);
-}
-
-static int
-fake_ioctl(int file, unsigned long request, void *argument)
-{
-    int count;
-
-    fake.scans++;
-    CHECK(fcntl(file, F_GETFD) & FD_CLOEXEC);
-    if (fake.scan_error != 0 && fake.scans > fake.scan_after) {
-        errno = fake.scan_error;
-        return -1;
-    }
-    count = mm_kernel_pagemap.calls->ioctl(file, request, argument);
-    if (fake.lie != NULL) {
-        fake.lie(argument, &count);
-    }
-    return count;
-}
-
-static ssize_t
-fake_pread(int file, void *to, size_t size, off_t offset)
-{
-    ssize_t length;
-
-    if (fake.reading_nodes) {
-        length = (ssize_t)strlen(fake.nodes);
-        CHECK((size_t)length <= size);
-        memcpy(to, fake.nodes, (size_t)length);
-        return length;
-    }
-    fake.reads++;
-    if (fake.read_errors > 0) {
-        fake.read_errors--;
-        errno = fake.read_error;
-        return fake.read_error != 0 ? -1 : 0;
-    }
-    length = mm_kernel_pagemap.calls->pread(file, to, size, offset);
-    return fake.longest_read > 0 && length > fake.longest_read ? fake.longest_read : length;
-}
-
-static int
-fake_close(int file)
-{
-    if (file == 1000) {
-        fake.reading_nodes = false;
-        return 0;
-    }
-    fake.closed++;
-    return mm_kernel_pagemap.calls->close(file);
-}
-
-static long
-fake_move_pages(unsigned long count, void **pages, int *nodes)
-{
-    CHECK(fake.move_pages != NULL);
-    return fake.move_pages(count, pages, nodes);
-}
-
-static const mm_pagemap_calls fake_calls = {fake_open, fake_ioctl, fake_pread, fake_close,
-                                            fake_move_pages};
-
-/* A source about whose kernel nothing is known. */
-static mm_pagemap_source
-fresh_source(void)
-{
-    memset(&fake, 0, sizeof fake);
-    return (mm_pagemap_source){.calls = &fake_calls};
-}
-
 static int
 read_pages(mm_pagemap_source *source, uint64_t start, size_t count, mm_spans *out, mm_status *st)
 {
@@ -224,8 +117,7 @@ kernel_scans(void)
     return !atomic_load(&source.lacks_scan);
 }
 
-static void
-both_ways_agree_with_what_was_touched(void)
+TEST(both_ways_agree_with_what_was_touched)
 {
     static bool expected[PAGES];
 
@@ -248,8 +140,7 @@ both_ways_agree_with_what_was_touched(void)
     }
 }
 
-static void
-a_kernel_without_scans_is_remembered(void)
+TEST(a_kernel_without_scans_is_remembered)
 {
     static const struct {
         int error;
@@ -277,8 +168,7 @@ a_kernel_without_scans_is_remembered(void)
 }
 
 /* Alternate pages, so that one scan does not reach the end. */
-static void
-a_scan_that_fails_halfway_is_finished_by_entries(void)
+TEST(a_scan_that_fails_halfway_is_finished_by_entries)
 {
     uint64_t start = map_pages(PAGES);
     bool expected[PAGES];
@@ -359,8 +249,7 @@ name_a_region_twice(uint64_t *argument, int *count)
     memcpy(region(argument) + 3, region(argument), 24);
 }
 
-static void
-scans_that_cannot_be_true_are_not_believed(void)
+TEST(scans_that_cannot_be_true_are_not_believed)
 {
     static void (*const lies[])(uint64_t *, int *) = {
         stand_still,          walk_too_far,         count_too_many,     name_a_region_before,
@@ -401,8 +290,7 @@ check_refused(mm_pagemap_source *source, uint64_t start, int code)
     mm_spans_free(&spans);
 }
 
-static void
-refusals_name_the_file(void)
+TEST(refusals_name_the_file)
 {
     static const int open_errors[] = {ENOENT, EACCES, EMFILE, EPERM};
     static const int read_errors[] = {EFAULT, EPERM, ENOMEM};
@@ -428,8 +316,7 @@ refusals_name_the_file(void)
     unmap_pages(start, PAGES);
 }
 
-static void
-short_and_interrupted_reads_go_on(void)
+TEST(short_and_interrupted_reads_go_on)
 {
     static const ssize_t lengths[] = {8, 9, 15, 64, 1000, 4096};
     uint64_t start = map_pages(PAGES);
@@ -451,8 +338,7 @@ short_and_interrupted_reads_go_on(void)
     unmap_pages(start, PAGES);
 }
 
-static void
-reading_without_memory_leaves_nothing(void)
+TEST(reading_without_memory_leaves_nothing)
 {
     uint64_t start = map_pages(PAGES);
     mm_status st;
@@ -482,8 +368,7 @@ reading_without_memory_leaves_nothing(void)
     unmap_pages(start, PAGES);
 }
 
-static void
-a_million_runs_are_read_both_ways(void)
+TEST(a_million_runs_are_read_both_ways)
 {
     size_t count = 2 * (size_t)MILLION;
     uint64_t start = map_pages(count);
@@ -515,8 +400,7 @@ a_million_runs_are_read_both_ways(void)
 
 /* --- NUMA nodes ------------------------------------------------------------------------------ */
 
-static void
-nodes_are_counted_once(void)
+TEST(nodes_are_counted_once)
 {
     static const struct {
         const char *text;
@@ -533,29 +417,6 @@ nodes_are_counted_once(void)
     }
 }
 
-/* Page n is on node n % 3, but every fifth one is gone. */
-static uint64_t node_start;
-
-static long
-spread_pages(unsigned long count, void **pages, int *nodes)
-{
-    for (unsigned long i = 0; i < count; i++) {
-        uint64_t n = ((uint64_t)(uintptr_t)pages[i] - node_start) / page_size();
-        nodes[i] = n % 5 == 0 ? -ENOENT : (int)(n % 3);
-    }
-    return 0;
-}
-
-static long
-refuse_to_tell(unsigned long count, void **pages, int *nodes)
-{
-    (void)count;
-    (void)pages;
-    (void)nodes;
-    errno = EPERM;
-    return -1;
-}
-
 static long
 name_odd_nodes(unsigned long count, void **pages, int *nodes)
 {
@@ -566,8 +427,7 @@ name_odd_nodes(unsigned long count, void **pages, int *nodes)
     return 0;
 }
 
-static void
-bytes_of_nodes_are_those_of_their_pages(void)
+TEST(bytes_of_nodes_are_those_of_their_pages)
 {
     mm_pagemap_source source = fresh_source();
     uint64_t page = page_size(), bytes[MM_MOST_NODES] = {0}, expected[3] = {0};
@@ -627,8 +487,7 @@ check_order(const mm_spans *spans, uint64_t start)
     CHECK(end <= start + PAGES * page_size());
 }
 
-static void
-spans_keep_their_order_while_pages_come_and_go(void)
+TEST(spans_keep_their_order_while_pages_come_and_go)
 {
     uint64_t start = map_pages(PAGES + 4);
     pthread_t threads[2];
@@ -653,25 +512,11 @@ spans_keep_their_order_while_pages_come_and_go(void)
     unmap_pages(start, PAGES + 4);
 }
 
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(both_ways_agree_with_what_was_touched),
-        CHECK_TEST(a_kernel_without_scans_is_remembered),
-        CHECK_TEST(a_scan_that_fails_halfway_is_finished_by_entries),
-        CHECK_TEST(scans_that_cannot_be_true_are_not_believed),
-        CHECK_TEST(refusals_name_the_file),
-        CHECK_TEST(short_and_interrupted_reads_go_on),
-        CHECK_TEST(reading_without_memory_leaves_nothing),
-        CHECK_TEST(a_million_runs_are_read_both_ways),
-        CHECK_TEST(nodes_are_counted_once),
-        CHECK_TEST(bytes_of_nodes_are_those_of_their_pages),
-        CHECK_TEST(spans_keep_their_order_while_pages_come_and_go),
-    };
-
-    CHECK(argc == 2);
-    world_open(argv[1]);
+    world_open(path);
     world.schedule(0);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(set_up)

@@ -1,7 +1,5 @@
 /* test_placement.c: the places of parts in one piece of memory, against a search through all
- * offsets.
- *
- * Usage: test_placement PATH_OF_THE_EMULATED_DRIVER, which is not opened. */
+ * offsets. */
 #include "working/placement.h"
 
 #include <string.h>
@@ -159,8 +157,7 @@ place_one(uint32_t part, uint64_t turn)
     }
 }
 
-static void
-random_parts_take_the_best_place(void)
+TEST(random_parts_take_the_best_place)
 {
     for (uint64_t run = 0; run < RUNS; run++) {
         seed = run + 1;
@@ -191,8 +188,7 @@ put_two(void)
     mm_placement_put(&placement, places, 1, (size_t)2 * UNIT);
 }
 
-static void
-the_farthest_goes_first(void)
+TEST(the_farthest_goes_first)
 {
     for (uint32_t farthest = 0; farthest < 2; farthest++) {
         size_t offset = 99;
@@ -206,8 +202,7 @@ the_farthest_goes_first(void)
     }
 }
 
-static void
-of_parts_that_are_not_expected_the_ccoldest_goes_first(void)
+TEST(of_parts_that_are_not_expected_the_ccoldest_goes_first)
 {
     for (uint32_t coldest = 0; coldest < 2; coldest++) {
         size_t offset = 99;
@@ -221,8 +216,7 @@ of_parts_that_are_not_expected_the_ccoldest_goes_first(void)
     }
 }
 
-static void
-fixed_parts_stay(void)
+TEST(fixed_parts_stay)
 {
     size_t offset = 99;
 
@@ -236,8 +230,7 @@ fixed_parts_stay(void)
     mm_placement_free(&placement);
 }
 
-static void
-sizes_at_the_limits(void)
+TEST(sizes_at_the_limits)
 {
     size_t offset = 99;
 
@@ -254,8 +247,7 @@ sizes_at_the_limits(void)
     mm_placement_free(&placement);
 }
 
-static void
-a_reservation_may_fail(void)
+TEST(a_reservation_may_fail)
 {
     placement = (mm_placement){.room = UNIT};
     fail_allocation(1);
@@ -271,17 +263,4 @@ a_reservation_may_fail(void)
     mm_placement_free(&placement);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(random_parts_take_the_best_place),
-        CHECK_TEST(the_farthest_goes_first),
-        CHECK_TEST(of_parts_that_are_not_expected_the_ccoldest_goes_first),
-        CHECK_TEST(fixed_parts_stay),
-        CHECK_TEST(sizes_at_the_limits),
-        CHECK_TEST(a_reservation_may_fail),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

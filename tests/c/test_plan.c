@@ -1,6 +1,4 @@
-/* test_plan.c: that executing allocates nothing, who is held meanwhile, what fits a budget.
- *
- * Usage: test_plan PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+/* test_plan.c: that executing allocates nothing, who is held meanwhile, what fits a budget. */
 #include "memory/plan.h"
 #include "world.h"
 
@@ -175,8 +173,7 @@ count_allocations(void)
     CHECK_EQUAL(atomic_load(&allocations), before + 1);
 }
 
-static void
-executing_allocates_nothing(void)
+TEST(executing_allocates_nothing)
 {
     mm_driver *cu = noting_driver();
     mm_guard guard = {0};
@@ -235,8 +232,7 @@ allocations_of(mm_driver *cu, size_t count, const mm_dispatch *prefetch)
     return atomic_load(&allocations) - before;
 }
 
-static void
-thousands_of_ranges_allocate_as_often_as_a_hundred(void)
+TEST(thousands_of_ranges_allocate_as_often_as_a_hundred)
 {
     mm_driver *cu = noting_driver();
 
@@ -249,8 +245,7 @@ thousands_of_ranges_allocate_as_often_as_a_hundred(void)
     CHECK(noted.calls > 5000);
 }
 
-static void
-memory_is_held_once_and_let_go(void)
+TEST(memory_is_held_once_and_let_go)
 {
     mm_driver *cu = noting_driver();
     mm_guard open = {0}, closed = {0}, view = {0};
@@ -300,8 +295,7 @@ execute_often(void *argument)
     return NULL;
 }
 
-static void
-threads_execute_one_plan(void)
+TEST(threads_execute_one_plan)
 {
     mm_status st;
     mm_memory *m = mm_memory_allocate(world.cu, (size_t)8 << 20, &st);
@@ -321,8 +315,7 @@ threads_execute_one_plan(void)
     mm_memory_release(m);
 }
 
-static void
-a_budget_is_spent_in_order(void)
+TEST(a_budget_is_spent_in_order)
 {
     const size_t page = mm_page_size();
     mm_plan_entry entries[] = {
@@ -356,8 +349,7 @@ __tsan_default_options(void)
 }
 
 /* More entries than memory can hold; none of them is read. */
-static void
-too_many_entries_are_refused(void)
+TEST(too_many_entries_are_refused)
 {
     volatile size_t most = SIZE_MAX; /* volatile, because compilers warn about the constant */
     const size_t count = most / 16;
@@ -376,22 +368,4 @@ too_many_entries_are_refused(void)
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(executing_allocates_nothing),
-        CHECK_TEST(memory_is_held_once_and_let_go),
-        CHECK_TEST(threads_execute_one_plan),
-        CHECK_TEST(a_budget_is_spent_in_order),
-        CHECK_TEST(too_many_entries_are_refused),
-        CHECK_TEST(thousands_of_ranges_allocate_as_often_as_a_hundred),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

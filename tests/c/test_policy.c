@@ -1,6 +1,4 @@
-/* test_policy.c: a policy and its end on a driver that records advice for a part of a range.
- *
- * Usage: test_policy PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+/* test_policy.c: a policy and its end on a driver that records advice for a part of a range. */
 #include "memory/policy.h"
 #include "world.h"
 
@@ -90,8 +88,7 @@ advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLoca
     return kept_advise(first.start, first.size, advice, location);
 }
 
-static void
-records_that_stay_behind_are_settled_page_by_page(void)
+TEST(records_that_stay_behind_are_settled_page_by_page)
 {
     mm_memory *m = allocate();
     const mm_memory *const targets[] = {m};
@@ -117,17 +114,4 @@ records_that_stay_behind_are_settled_page_by_page(void)
     mm_memory_release(m);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(records_that_stay_behind_are_settled_page_by_page),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

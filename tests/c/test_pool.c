@@ -1,6 +1,4 @@
-/* test_pool.c: blocks of a pool, their lifetimes and streams, and peers, alone and under threads.
- *
- * Usage: test_pool PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+/* test_pool.c: blocks of a pool, their lifetimes and streams, and peers, alone and under threads. */
 #include "world.h"
 
 enum { ROUNDS = 200, WORKERS = 4 };
@@ -49,8 +47,7 @@ make_stream(void)
     return stream;
 }
 
-static void
-blocks_keep_their_pool(void)
+TEST(blocks_keep_their_pool)
 {
     size_t live = world.live_allocations();
     mm_pool *pool = make_pool(true);
@@ -66,8 +63,7 @@ blocks_keep_their_pool(void)
     CHECK_EQUAL(world.context_depth(), 0);
 }
 
-static void
-blocks_keep_their_stream(void)
+TEST(blocks_keep_their_stream)
 {
     size_t streams = world.live_streams();
     mm_pool *pool = make_pool(false);
@@ -85,8 +81,7 @@ blocks_keep_their_stream(void)
     release(pool);
 }
 
-static void
-pools_wait_for_queued_frees(void)
+TEST(pools_wait_for_queued_frees)
 {
     size_t live = world.live_allocations();
     mm_pool *pool = make_pool(true);
@@ -115,8 +110,7 @@ pools_wait_for_queued_frees(void)
 
 /* A default stream and an own one of each device. An event is of the context of its stream, so one that
  * is recorded elsewhere fails, and the pool would wait for no reason. */
-static void
-frees_on_every_device_have_events(void)
+TEST(frees_on_every_device_have_events)
 {
     mm_pool *pool = make_pool(true);
 
@@ -142,8 +136,7 @@ frees_on_every_device_have_events(void)
 }
 
 /* However many streams free, few events are kept where the frees have run. */
-static void
-events_that_were_reached_go_early(void)
+TEST(events_that_were_reached_go_early)
 {
     enum { STREAMS = 60 };
     mm_pool *pool = make_pool(true);
@@ -178,8 +171,7 @@ check_waits(mm_pool *pool, size_t pools)
     CHECK_EQUAL(world.live_pools(), pools);
 }
 
-static void
-pools_wait_where_an_event_fails(void)
+TEST(pools_wait_where_an_event_fails)
 {
     for (int after = 0; after <= 1; after++) {
         size_t pools = world.live_pools();
@@ -193,8 +185,7 @@ pools_wait_where_an_event_fails(void)
 }
 
 /* Also if no event can be created or recorded behind them. */
-static void
-pools_wait_for_frees_that_failed_after_they_acted(void)
+TEST(pools_wait_for_frees_that_failed_after_they_acted)
 {
     static const char *const calls[] = {"cuMemFreeAsync", "cuEventRecord", "cuEventCreate",
                                         "cuCtxGetCurrent"};
@@ -226,8 +217,7 @@ free_on_own_default_stream(void *argument)
 }
 
 /* The default streams of all threads have the same handle. */
-static void
-pools_wait_for_the_frees_of_every_thread(void)
+TEST(pools_wait_for_the_frees_of_every_thread)
 {
     size_t pools = world.live_pools();
     mm_pool *pool = make_pool(true);
@@ -254,8 +244,7 @@ end_pools(void *argument)
     return NULL;
 }
 
-static void
-threads_reclaim_pools(void)
+TEST(threads_reclaim_pools)
 {
     size_t pools = world.live_pools();
 
@@ -264,8 +253,7 @@ threads_reclaim_pools(void)
     CHECK_EQUAL(world.live_pools(), pools);
 }
 
-static void
-managed_blocks_are_whole_pages(void)
+TEST(managed_blocks_are_whole_pages)
 {
     mm_pool *pool = make_pool(true);
     mm_memory *m = allocate(pool, 1, NULL);
@@ -280,8 +268,7 @@ managed_blocks_are_whole_pages(void)
     release(pool);
 }
 
-static void
-failed_allocation_leaves_nothing(void)
+TEST(failed_allocation_leaves_nothing)
 {
     size_t live = world.live_allocations();
     mm_pool *pool = make_pool(false);
@@ -297,8 +284,7 @@ failed_allocation_leaves_nothing(void)
     CHECK_EQUAL(world_calls("cuMemPoolDestroy"), 1);
 }
 
-static void
-peers_change_in_one_call(void)
+TEST(peers_change_in_one_call)
 {
     mm_pool *pool = make_pool(false);
     mm_location_set peers = 99, all = (mm_location_set)2;
@@ -338,8 +324,7 @@ allocate_and_close(void *argument)
     return NULL;
 }
 
-static void
-threads_share_a_pool(void)
+TEST(threads_share_a_pool)
 {
     size_t live = world.live_allocations(), streams = world.live_streams();
     mm_pool *pool = make_pool(true);
@@ -361,8 +346,7 @@ close_on_a_stream(void *argument)
     return NULL;
 }
 
-static void
-threads_free_a_block_once(void)
+TEST(threads_free_a_block_once)
 {
     mm_pool *pool = make_pool(true);
 
@@ -395,8 +379,7 @@ change_the_stream(void *argument)
     return NULL;
 }
 
-static void
-threads_change_the_stream_of_a_block(void)
+TEST(threads_change_the_stream_of_a_block)
 {
     size_t streams = world.live_streams();
     mm_pool *pool = make_pool(true);
@@ -414,28 +397,4 @@ threads_change_the_stream_of_a_block(void)
     release(pool);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(blocks_keep_their_pool),
-        CHECK_TEST(blocks_keep_their_stream),
-        CHECK_TEST(managed_blocks_are_whole_pages),
-        CHECK_TEST(failed_allocation_leaves_nothing),
-        CHECK_TEST(peers_change_in_one_call),
-        CHECK_TEST(threads_share_a_pool),
-        CHECK_TEST(threads_free_a_block_once),
-        CHECK_TEST(pools_wait_for_queued_frees),
-        CHECK_TEST(frees_on_every_device_have_events),
-        CHECK_TEST(events_that_were_reached_go_early),
-        CHECK_TEST(pools_wait_where_an_event_fails),
-        CHECK_TEST(pools_wait_for_frees_that_failed_after_they_acted),
-        CHECK_TEST(pools_wait_for_the_frees_of_every_thread),
-        CHECK_TEST(threads_reclaim_pools),
-        CHECK_TEST(threads_change_the_stream_of_a_block),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

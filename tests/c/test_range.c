@@ -1,7 +1,5 @@
 /* test_range.c: system memory as a target on machines where only some devices reach it, for which the
- * emulated driver has no profile.
- *
- * Usage: test_range PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * emulated driver has no profile. */
 #include "world.h"
 static unsigned reaching; /* bit n: device n reaches system memory */
 
@@ -33,8 +31,7 @@ check(mm_driver *cu, mm_operation op, mm_status *st)
     return rc;
 }
 
-static void
-system_memory_needs_the_right_devices(void)
+TEST(system_memory_needs_the_right_devices)
 {
     mm_driver cu = *world.cu;
     mm_status st;
@@ -55,8 +52,7 @@ system_memory_needs_the_right_devices(void)
     }
 }
 
-static void
-a_failed_query_is_an_error(void)
+TEST(a_failed_query_is_an_error)
 {
     mm_driver cu = *world.cu;
     mm_status st;
@@ -69,8 +65,7 @@ a_failed_query_is_an_error(void)
     }
 }
 
-static void
-details_end_within_their_space(void)
+TEST(details_end_within_their_space)
 {
     mm_status st[2]; /* the second one shows what is written behind the first */
     char text[sizeof st->detail];
@@ -89,20 +84,4 @@ details_end_within_their_space(void)
     }
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(system_memory_needs_the_right_devices),
-        CHECK_TEST(a_failed_query_is_an_error),
-        CHECK_TEST(details_end_within_their_space),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    CHECK(world.cu->device_count >= 2);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_devices)

@@ -1,8 +1,6 @@
 /* test_recorded_calls.c: the log of prefetches, discards and advice: one event for each range of a
  * call that succeeded; none for failed calls, repeated advice and edges. And captures of listed
- * streams.
- *
- * Usage: test_recorded_calls PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * streams. */
 #include "memory/recorded_calls.h"
 #include "world.h"
 
@@ -54,8 +52,7 @@ run_one(mm_operation op, mm_range target, CUmemLocation location)
 
 /* ---- tests ---- */
 
-static void
-test_single_ranges(void)
+TEST(test_single_ranges)
 {
     uint64_t before = mm_raw_clock();
 
@@ -75,8 +72,7 @@ test_single_ranges(void)
 }
 
 /* Mixed pages need repeated driver calls for one advice. */
-static void
-test_advice(void)
+TEST(test_advice)
 {
     mm_location_set both = mm_location_bit(device0) | mm_location_bit(mm_host());
 
@@ -101,8 +97,7 @@ test_advice(void)
     CHECK(is_call(&calls[6], MM_ADVISE, range, MM_ON_HOST, CU_MEM_ADVISE_UNSET_ACCESSED_BY));
 }
 
-static void
-test_failed_calls(void)
+TEST(test_failed_calls)
 {
     mm_batch batch;
 
@@ -152,8 +147,7 @@ take_often(void *argument)
     return NULL;
 }
 
-static void
-test_threads_while_it_is_taken(void)
+TEST(test_threads_while_it_is_taken)
 {
     pthread_t taker;
     size_t total = 0, rest = 0;
@@ -183,8 +177,7 @@ open_and_close(void *argument)
     return NULL;
 }
 
-static void
-test_threads_while_it_opens_and_closes(void)
+TEST(test_threads_while_it_opens_and_closes)
 {
     pthread_t owner;
 
@@ -219,8 +212,7 @@ captures(void)
     return capturing;
 }
 
-static void
-test_listed_streams_that_capture(void)
+TEST(test_listed_streams_that_capture)
 {
     size_t before = world.live_streams();
     mm_stream *streams[3];
@@ -298,8 +290,7 @@ make_or_ask(void *argument)
                                                   : ask_for_captures(argument);
 }
 
-static void
-test_streams_come_and_go_while_they_are_asked(void)
+TEST(test_streams_come_and_go_while_they_are_asked)
 {
     size_t before = world.live_streams();
 
@@ -307,28 +298,16 @@ test_streams_come_and_go_while_they_are_asked(void)
     CHECK_EQUAL(world.live_streams(), before);
 }
 
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(test_single_ranges),
-        CHECK_TEST(test_advice),
-        CHECK_TEST(test_failed_calls),
-        CHECK_TEST(test_threads_while_it_is_taken),
-        CHECK_TEST(test_threads_while_it_opens_and_closes),
-        CHECK_TEST(test_listed_streams_that_capture),
-        CHECK_TEST(test_streams_come_and_go_while_they_are_asked),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
+    world_open(path);
     device0 = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     device1 = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1);
     memory = mm_memory_allocate(world.cu, SIZE, &st);
     CHECK(memory != NULL);
     CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
     range = (mm_range){memory->start, SIZE, memory->allocation};
-    (void)check_run(tests, sizeof tests / sizeof *tests);
-    mm_memory_release(memory);
-    return 0;
 }
+
+TEST_MAIN(set_up)

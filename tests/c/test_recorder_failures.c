@@ -1,7 +1,5 @@
 /* test_recorder_failures.c: recordings where driver calls or allocations fail, with disturbed queues,
- * two at once, and in a process that forks.
- *
- * Usage: test_recorder_failures PATH_OF_THE_EMULATED_DRIVER. */
+ * two at once, and in a process that forks. */
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,8 +42,7 @@ record_failing(mm_memory *m, mm_range foreign, bool *fired)
     return failures;
 }
 
-static void
-failing_calls_leave_nothing_behind(void)
+TEST(failing_calls_leave_nothing_behind)
 {
     static const char *const functions[] = {"cuCtxSynchronize", "cuStreamIsCapturing",
                                             "cuDeviceGetUuid",  "cuCtxGetCurrent",
@@ -116,8 +113,7 @@ record_without_memory(mm_memory *m)
     return failures > 0 || lost > 0;
 }
 
-static void
-failing_allocations_leave_nothing_behind(void)
+TEST(failing_allocations_leave_nothing_behind)
 {
     mm_memory *m = allocate(PAGE);
     long before;
@@ -140,8 +136,7 @@ failing_allocations_leave_nothing_behind(void)
 }
 
 /* A failed wait at the end is reported; the recording has ended with its events. */
-static void
-a_failed_stop_keeps_the_results(void)
+TEST(a_failed_stop_keeps_the_results)
 {
     mm_memory *m = allocate(BLOCK);
     mm_recording *r = start();
@@ -165,8 +160,7 @@ a_failed_stop_keeps_the_results(void)
     mm_memory_release(m);
 }
 
-static void
-disturbed_queues_are_counted(void)
+TEST(disturbed_queues_are_counted)
 {
     mm_memory *m = allocate(BLOCK);
     volatile unsigned char *bytes = (unsigned char *)(uintptr_t)m->start;
@@ -203,8 +197,7 @@ disturbed_queues_are_counted(void)
     mm_memory_release(m);
 }
 
-static void
-refused_queues_fail_the_start(void)
+TEST(refused_queues_fail_the_start)
 {
     static const char *const switches[] = {"absent", "denied", "refused"};
 
@@ -223,8 +216,7 @@ refused_queues_fail_the_start(void)
 
 /* ---- two at once ---- */
 
-static void
-there_is_one_at_a_time(void)
+TEST(there_is_one_at_a_time)
 {
     mm_recording *r = start(), *second;
 
@@ -273,8 +265,7 @@ use_in_child(mm_recording *r, mm_recording *ended)
     return good ? 0 : 1;
 }
 
-static void
-a_forked_child_does_nothing_to_its_parents_recording(void)
+TEST(a_forked_child_does_nothing_to_its_parents_recording)
 {
     mm_memory *m = allocate(BLOCK);
     mm_recording *ended = start(), *r;
@@ -305,21 +296,4 @@ a_forked_child_does_nothing_to_its_parents_recording(void)
     mm_memory_release(m);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(failing_calls_leave_nothing_behind),
-        CHECK_TEST(failing_allocations_leave_nothing_behind),
-        CHECK_TEST(a_failed_stop_keeps_the_results),
-        CHECK_TEST(disturbed_queues_are_counted),
-        CHECK_TEST(refused_queues_fail_the_start),
-        CHECK_TEST(there_is_one_at_a_time),
-        CHECK_TEST(a_forked_child_does_nothing_to_its_parents_recording),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_on_device)

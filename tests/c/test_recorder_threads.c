@@ -1,6 +1,4 @@
-/* test_recorder_threads.c: recordings while threads work, mark, stop and read at once.
- *
- * Usage: test_recorder_threads PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+/* test_recorder_threads.c: recordings while threads work, mark, stop and read at once. */
 #include "recordings.h"
 
 /* ---- threads ---- */
@@ -43,8 +41,7 @@ check_sums_of_memories(const mm_recorded_result *result)
     CHECK_EQUAL(all, total);
 }
 
-static void
-cycles_while_threads_work(void)
+TEST(cycles_while_threads_work)
 {
     enum { WORKERS = 6, CYCLES = 12 };
     pthread_t workers[WORKERS];
@@ -105,8 +102,7 @@ use_recording(void *argument)
     return NULL;
 }
 
-static void
-threads_mark_stop_and_read_at_once(void)
+TEST(threads_mark_stop_and_read_at_once)
 {
     for (int i = 0; i < 5; i++) {
         mm_recording *r = start();
@@ -138,8 +134,7 @@ start_and_stop(void *argument)
     return NULL;
 }
 
-static void
-threads_start_at_once(void)
+TEST(threads_start_at_once)
 {
     check_threads(8, start_and_stop, NULL);
     CHECK_EQUAL(atomic_load(&started) + atomic_load(&refused), 8 * 20);
@@ -147,17 +142,4 @@ threads_start_at_once(void)
     mm_recording_free(start());
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(cycles_while_threads_work),
-        CHECK_TEST(threads_mark_stop_and_read_at_once),
-        CHECK_TEST(threads_start_at_once),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_on_device)

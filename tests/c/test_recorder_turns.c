@@ -1,7 +1,6 @@
 /* test_recorder_turns.c: two threads use one recording, and the second one comes while the first one
- * is in the middle of its work: the second one waits for its turn.
- *
- * Usage: test_recorder_turns PATH_OF_THE_EMULATED_DRIVER, with libhooked.so beside it. */
+ * is in the middle of its work: the second one waits for its turn. Needs libhooked.so beside the
+ * emulated driver. */
 #include "counted_waits.h"
 #include "recordings.h"
 
@@ -107,8 +106,7 @@ count_parts(mm_recording *r)
     return count;
 }
 
-static void
-all_wait_for_a_mark(void)
+TEST(all_wait_for_a_mark)
 {
     static const size_t parts[] = {[MARK] = 3, [STOP] = 2, [ATTRIBUTE] = 2, [END] = 1};
 
@@ -122,8 +120,7 @@ all_wait_for_a_mark(void)
     }
 }
 
-static void
-all_wait_for_a_stop(void)
+TEST(all_wait_for_a_stop)
 {
     for (operation second = MARK; second <= END; second++) {
         mm_recording *r = let_meet(STOP, second);
@@ -151,21 +148,16 @@ find_hook(const char *path)
     memcpy(&hook_flushes, &symbol, sizeof symbol);
 }
 
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
-    static const check_test tests[] = {
-        CHECK_TEST(all_wait_for_a_mark),
-        CHECK_TEST(all_wait_for_a_stop),
-    };
-    char path[PATH_MAX];
+    char hooked[PATH_MAX];
 
-    CHECK_EQUAL(argc, 2);
-    world_path_beside(argv[1], "libhooked.so", path);
-    world_open(path);
-    find_hook(path);
-    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+    world_path_beside(path, "libhooked.so", hooked);
+    world_open_on_device(hooked);
+    find_hook(hooked);
     mm_recording_free(start()); /* the test of the first start flushes too */
     hook_flushes(meet);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(set_up)

@@ -1,7 +1,5 @@
 /* test_result_blocks.c: copies of results in blocks that are used again, in one thread and in several:
- * contents, the limit, host functions, and memory that went with its context.
- *
- * Usage: test_result_blocks PATH_OF_THE_EMULATED_DRIVER. Made to run under ThreadSanitizer. */
+ * contents, the limit, host functions, and memory that went with its context. */
 #include <string.h>
 
 #include "memory/result_blocks.h"
@@ -58,8 +56,7 @@ check_usage(size_t held, size_t idle)
     CHECK_EQUAL(now.idle, idle);
 }
 
-static void
-blocks_are_used_again(void)
+TEST(blocks_are_used_again)
 {
     mm_range range = allocate(SIZE);
     mm_result_block *block, *other;
@@ -91,8 +88,7 @@ blocks_are_used_again(void)
     release(range);
 }
 
-static void
-the_limit_gives_ordinary_memory(void)
+TEST(the_limit_gives_ordinary_memory)
 {
     mm_range range = allocate(SIZE), small = {.start = range.start, .size = STEP};
     mm_result_block *first, *second;
@@ -119,8 +115,7 @@ the_limit_gives_ordinary_memory(void)
     release(range);
 }
 
-static void
-memory_that_has_gone_is_forgotten(void)
+TEST(memory_that_has_gone_is_forgotten)
 {
     mm_range range = allocate(SIZE);
     mm_result_block *block = copy_of(range);
@@ -143,8 +138,7 @@ trim(void *argument)
 }
 
 /* A driver frees nothing in a host function, and asks for no stream there. */
-static void
-host_functions_free_nothing(void)
+TEST(host_functions_free_nothing)
 {
     mm_range range = allocate(SIZE);
     CUstream stream = NULL;
@@ -187,8 +181,7 @@ copy_often(void *argument)
     return NULL;
 }
 
-static void
-threads_share_the_blocks(void)
+TEST(threads_share_the_blocks)
 {
     size_t live = world.live_allocations();
 
@@ -200,21 +193,4 @@ threads_share_the_blocks(void)
     CHECK_EQUAL(world.live_allocations(), live);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(blocks_are_used_again),
-    CHECK_TEST(the_limit_gives_ordinary_memory),
-    CHECK_TEST(memory_that_has_gone_is_forgotten),
-    CHECK_TEST(host_functions_free_nothing),
-    CHECK_TEST(threads_share_the_blocks),
-};
-
-int
-main(int argc, char **argv)
-{
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

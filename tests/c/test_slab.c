@@ -1,7 +1,5 @@
 /* test_slab.c: plain memory of the host and of devices: page-locking that fails before or after
- * its effect, and freeing.
- *
- * Usage: test_slab PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * its effect, and freeing. */
 #include <sys/mman.h>
 
 #include "failing_allocations.h"
@@ -51,8 +49,7 @@ check_unlocked(CUdeviceptr start)
 
 /* Each of the two calls, which lock and unlock the memory, may fail before its effect or
  * after it. */
-static void
-a_lock_that_fails_leaves_nothing(void)
+TEST(a_lock_that_fails_leaves_nothing)
 {
     for (int i = 0; i < 8; i++) {
         mm_slab *slab = new_host_slab();
@@ -73,8 +70,7 @@ a_lock_that_fails_leaves_nothing(void)
 }
 
 /* It is tried again. */
-static void
-a_slab_can_be_locked_after_a_failure(void)
+TEST(a_slab_can_be_locked_after_a_failure)
 {
     for (int after = 0; after < 2; after++) {
         mm_slab *slab = new_host_slab();
@@ -91,8 +87,7 @@ a_slab_can_be_locked_after_a_failure(void)
 }
 
 /* What stays locked stays mapped, as a device may still reach it. */
-static void
-memory_that_cannot_be_unlocked_stays_mapped(void)
+TEST(memory_that_cannot_be_unlocked_stays_mapped)
 {
     mm_slab *slab = new_host_slab();
     CUdeviceptr start = slab->start;
@@ -110,8 +105,7 @@ memory_that_cannot_be_unlocked_stays_mapped(void)
     check_unlocked(start);
 }
 
-static void
-memory_that_cannot_be_had_is_an_error(void)
+TEST(memory_that_cannot_be_had_is_an_error)
 {
     CHECK(mm_slab_on_host(0, (size_t)1 << 60, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
@@ -140,8 +134,7 @@ free_slabs(void *slabs)
     CHECK(world.live_allocations() > 0 && both[0]->on_host);
 }
 
-static void
-slabs_are_freed_after_a_host_function(void)
+TEST(slabs_are_freed_after_a_host_function)
 {
     mm_slab *both[2] = {new_host_slab(), mm_slab_on_device(world.cu, 1, SIZE, &st)};
     CUdeviceptr start = both[0]->start;
@@ -158,8 +151,7 @@ slabs_are_freed_after_a_host_function(void)
 }
 
 /* It is tried again later, as often as that is refused. */
-static void
-a_refused_wait_puts_freeing_off(void)
+TEST(a_refused_wait_puts_freeing_off)
 {
     mm_slab *slab = new_host_slab();
     CUdeviceptr start = slab->start;
@@ -175,22 +167,4 @@ a_refused_wait_puts_freeing_off(void)
     check_unlocked(start);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(a_lock_that_fails_leaves_nothing),
-        CHECK_TEST(a_slab_can_be_locked_after_a_failure),
-        CHECK_TEST(memory_that_cannot_be_unlocked_stays_mapped),
-        CHECK_TEST(memory_that_cannot_be_had_is_an_error),
-        CHECK_TEST(slabs_are_freed_after_a_host_function),
-        CHECK_TEST(a_refused_wait_puts_freeing_off),
-    };
-
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: test_slab PATH_OF_THE_EMULATED_DRIVER\n");
-        return 2;
-    }
-    world_open(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open)

@@ -1,7 +1,5 @@
 /* test_stream.c: calls in scopes, and the default streams of devices and contexts: captures are
- * detected there, work follows work there, and streams that stand in for them end.
- *
- * Usage: test_stream PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * detected there, work follows work there, and streams that stand in for them end. */
 #include "world.h"
 
 /* A capturing stream of the device, for which the device's legacy stream waits. */
@@ -38,8 +36,7 @@ check_capturing(int rc, const mm_status *st)
 }
 
 /* Prefetches go to the default stream of device 0 there. */
-static void
-a_thread_without_a_context_sees_captures(void)
+TEST(a_thread_without_a_context_sees_captures)
 {
     const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
     CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
@@ -68,8 +65,7 @@ follow(CUstream stream, int device, CUstream producer, int producer_device, mm_s
                             (mm_device_stream){producer, producer_device}, st);
 }
 
-static void
-following_sees_captures_of_the_other_device(void)
+TEST(following_sees_captures_of_the_other_device)
 {
     CUstream own = NULL, capturing;
     mm_scope scope;
@@ -88,8 +84,7 @@ following_sees_captures_of_the_other_device(void)
 }
 
 /* Each device has a legacy stream of its own. */
-static void
-following_waits_between_legacy_streams(void)
+TEST(following_waits_between_legacy_streams)
 {
     mm_status st;
 
@@ -102,8 +97,7 @@ following_waits_between_legacy_streams(void)
 }
 
 /* A context that is not the primary one may end: here the driver has another primary one. */
-static void
-nothing_is_kept_of_other_contexts(void)
+TEST(nothing_is_kept_of_other_contexts)
 {
     size_t streams = world.live_streams();
     mm_driver cu = *world.cu;
@@ -126,8 +120,7 @@ nothing_is_kept_of_other_contexts(void)
 }
 
 /* No context and no capture mode of a scope may be left, whichever of its calls fails. */
-static void
-a_call_in_a_scope_leaves_it_and_names_the_failed_function(void)
+TEST(a_call_in_a_scope_leaves_it_and_names_the_failed_function)
 {
     static const char *const functions[] = {
         "cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode", "cuStreamSynchronize"};
@@ -146,8 +139,7 @@ a_call_in_a_scope_leaves_it_and_names_the_failed_function(void)
 }
 
 #ifndef NDEBUG
-static void
-scopes_are_counted(void)
+TEST(scopes_are_counted)
 {
     mm_scope outer, inner;
     mm_status st;
@@ -162,22 +154,4 @@ scopes_are_counted(void)
 }
 #endif
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(a_thread_without_a_context_sees_captures),
-        CHECK_TEST(following_sees_captures_of_the_other_device),
-        CHECK_TEST(following_waits_between_legacy_streams),
-        CHECK_TEST(nothing_is_kept_of_other_contexts),
-        CHECK_TEST(a_call_in_a_scope_leaves_it_and_names_the_failed_function),
-#ifndef NDEBUG
-        CHECK_TEST(scopes_are_counted),
-#endif
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK(world.cu->device_count >= 2);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_devices)

@@ -1,8 +1,6 @@
 /* test_unsupported_ranges.c: operations that pass over ranges, on systems for which the emulated driver has no
  * profile: one device with concurrent access and one without, and a driver that accepts advice on
- * pool memory.
- *
- * Usage: test_unsupported_ranges PATH_OF_THE_EMULATED_DRIVER, which must have at least two devices. */
+ * pool memory. */
 #include "memory/unsupported.h"
 #include "world.h"
 
@@ -87,8 +85,7 @@ was_prefetched(const mm_memory *memory)
     return location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id == 0;
 }
 
-static void
-prefetches_to_a_device_without_access_are_passed_over(void)
+TEST(prefetches_to_a_device_without_access_are_passed_over)
 {
     mm_driver cu = mixed_driver();
     mm_dispatch_options options = {.dispatch = MM_DISPATCH_AUTO};
@@ -106,8 +103,7 @@ prefetches_to_a_device_without_access_are_passed_over(void)
     free_pair(&p);
 }
 
-static void
-discards_and_forced_batches_need_all_devices(void)
+TEST(discards_and_forced_batches_need_all_devices)
 {
     static const mm_operation operations[] = {MM_DISCARD, MM_DISCARD_PREFETCH, MM_PREFETCH};
     mm_driver cu = mixed_driver();
@@ -130,8 +126,7 @@ discards_and_forced_batches_need_all_devices(void)
     }
 }
 
-static void
-advice_that_names_such_a_device_is_passed_over(void)
+TEST(advice_that_names_such_a_device_is_passed_over)
 {
     mm_driver cu = mixed_driver();
     mm_location_set set;
@@ -183,8 +178,7 @@ remember_advice(void *data, size_t size, CUmem_range_attribute attribute, CUdevi
     return world.cu->MemRangeGetAttribute(data, size, attribute, start, count);
 }
 
-static void
-pool_memory_is_advised_where_the_driver_accepts_it(void)
+TEST(pool_memory_is_advised_where_the_driver_accepts_it)
 {
     mm_driver cu = *world.cu;
     mm_status st;
@@ -214,18 +208,4 @@ pool_memory_is_advised_where_the_driver_accepts_it(void)
     CHECK_EQUAL(mm_pool_release(pool, &st), 0);
 }
 
-int
-main(int argc, char **argv)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(prefetches_to_a_device_without_access_are_passed_over),
-        CHECK_TEST(discards_and_forced_batches_need_all_devices),
-        CHECK_TEST(advice_that_names_such_a_device_is_passed_over),
-        CHECK_TEST(pool_memory_is_advised_where_the_driver_accepts_it),
-    };
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK(world.cu->device_count >= 2);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_devices)

@@ -1,7 +1,5 @@
 /* test_use_order.c: the uses that are expected next, from a given order, from the past, or from
- * the order of adding; and orders that go on without a part.
- *
- * Usage: test_use_order PATH_OF_THE_EMULATED_DRIVER, which is not opened. */
+ * the order of adding; and orders that go on without a part. */
 #include "working/use_order.h"
 
 #include "check.h"
@@ -118,8 +116,7 @@ make_turning_loop(uint32_t parts, uint32_t without, uint32_t *loop)
     return count;
 }
 
-static void
-loops_are_learned_in_one_round(void)
+TEST(loops_are_learned_in_one_round)
 {
     uint32_t loop[2 * PARTS], count = make_turning_loop(PARTS, PARTS, loop);
 
@@ -134,8 +131,7 @@ loops_are_learned_in_one_round(void)
 }
 
 /* Each use with its access: two rounds that read, forward and back, and one that writes. */
-static void
-accesses_are_learned(void)
+TEST(accesses_are_learned)
 {
     for (int given = 0; given < 2; given++) {
         uint32_t loop[3 * PARTS];
@@ -156,8 +152,7 @@ accesses_are_learned(void)
 
 /* Experts of three parts each, chosen at random: the order in an expert is known, the next expert
  * is not, and a walk tells. */
-static void
-ends_of_chains_are_doubtful(void)
+TEST(ends_of_chains_are_doubtful)
 {
     enum { CHAIN = 3, CHAINS = PARTS / CHAIN };
     uint32_t doubtful = 0, sure = 0;
@@ -179,8 +174,7 @@ ends_of_chains_are_doubtful(void)
     mm_use_order_free(&order);
 }
 
-static void
-random_uses_end_the_trust(void)
+TEST(random_uses_end_the_trust)
 {
     int trust = 0;
 
@@ -195,8 +189,7 @@ random_uses_end_the_trust(void)
 
 /* --- given orders --------------------------------------------------------------------------- */
 
-static void
-a_given_order_wins_until_it_is_wrong(void)
+TEST(a_given_order_wins_until_it_is_wrong)
 {
     static const uint32_t odd_first[] = {1, 3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10};
     uint32_t loop[12];
@@ -217,8 +210,7 @@ a_given_order_wins_until_it_is_wrong(void)
     mm_use_order_free(&order);
 }
 
-static void
-a_given_order_is_found_again(void)
+TEST(a_given_order_is_found_again)
 {
     static const uint32_t round[] = {0, 1, 2, 2, 1, 3, 4, 0};
     static const uint32_t behind_1[] = {2, 2, 1, 3, 4, 0}, behind_4[] = {0, 0, 1, 2, 2, 1, 3, 4};
@@ -236,8 +228,7 @@ a_given_order_is_found_again(void)
     mm_use_order_free(&order);
 }
 
-static void
-a_given_order_goes_on_without_a_part(void)
+TEST(a_given_order_goes_on_without_a_part)
 {
     static const uint32_t round[] = {0, 1, 2, 2, 1, 3, 4, 0};
     static const uint32_t left[] = {1, 3, 4, 1}, last[] = {5};
@@ -266,8 +257,7 @@ a_given_order_goes_on_without_a_part(void)
 
 /* The uses before the part and behind it are joined, at each place of it: all uses are foreseen,
  * unless the part was one of the last two that were used. */
-static void
-a_learned_order_goes_on_without_a_part(void)
+TEST(a_learned_order_goes_on_without_a_part)
 {
     for (uint32_t removed = 0; removed < 8; removed++) {
         uint32_t loop[16], count = make_turning_loop(8, 8, loop);
@@ -286,8 +276,7 @@ a_learned_order_goes_on_without_a_part(void)
     }
 }
 
-static void
-predictions_are_parts_that_are_there(void)
+TEST(predictions_are_parts_that_are_there)
 {
     for (uint64_t run = 0; run < 20; run++) {
         begin(4);
@@ -314,8 +303,7 @@ predictions_are_parts_that_are_there(void)
     }
 }
 
-static void
-removed_parts_leave_nothing(void)
+TEST(removed_parts_leave_nothing)
 {
     long bytes = 0;
 
@@ -336,8 +324,7 @@ removed_parts_leave_nothing(void)
 }
 
 /* What a removal and a load look through gets smaller with the set, whichever parts are left. */
-static void
-a_set_that_was_large_is_a_small_one(void)
+TEST(a_set_that_was_large_is_a_small_one)
 {
     begin(MOST_PARTS);
     for (uint32_t i = 0; i < MOST_PARTS; i++) {
@@ -360,8 +347,7 @@ a_set_that_was_large_is_a_small_one(void)
 
 /* The part that is expected behind one that never had a follower is the one that was added next,
  * even if it has the number of an earlier part. */
-static void
-expectations_follow_the_order_of_adding(void)
+TEST(expectations_follow_the_order_of_adding)
 {
     static const uint32_t next[] = {0, 1, 2, 3};
 
@@ -376,8 +362,7 @@ expectations_follow_the_order_of_adding(void)
 }
 
 /* Without memory for what was learned, nothing is forgotten that holds the order together. */
-static void
-every_allocation_may_fail(void)
+TEST(every_allocation_may_fail)
 {
     for (long n = 1; n < 30; n++) {
         static const uint32_t round[] = {0};
@@ -405,8 +390,7 @@ every_allocation_may_fail(void)
     }
 }
 
-static void
-too_many_parts_are_refused(void)
+TEST(too_many_parts_are_refused)
 {
     begin(0);
     order.count = MM_REMOVED_PART / 2;
@@ -416,25 +400,4 @@ too_many_parts_are_refused(void)
     mm_use_order_free(&order);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(loops_are_learned_in_one_round),
-        CHECK_TEST(accesses_are_learned),
-        CHECK_TEST(ends_of_chains_are_doubtful),
-        CHECK_TEST(random_uses_end_the_trust),
-        CHECK_TEST(a_given_order_wins_until_it_is_wrong),
-        CHECK_TEST(a_given_order_is_found_again),
-        CHECK_TEST(a_given_order_goes_on_without_a_part),
-        CHECK_TEST(a_learned_order_goes_on_without_a_part),
-        CHECK_TEST(predictions_are_parts_that_are_there),
-        CHECK_TEST(removed_parts_leave_nothing),
-        CHECK_TEST(a_set_that_was_large_is_a_small_one),
-        CHECK_TEST(expectations_follow_the_order_of_adding),
-        CHECK_TEST(every_allocation_may_fail),
-        CHECK_TEST(too_many_parts_are_refused),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

@@ -1,6 +1,4 @@
-/* test_use_rates.c: how often parts are used, and whether at regular distances.
- *
- * Usage: test_use_rates PATH_OF_THE_EMULATED_DRIVER, which is not opened. */
+/* test_use_rates.c: how often parts are used, and whether at regular distances. */
 #include "working/use_rates.h"
 
 #include <string.h>
@@ -54,8 +52,7 @@ count_regular(void)
     return regular;
 }
 
-static void
-uses_of_loops_are_regular(void)
+TEST(uses_of_loops_are_regular)
 {
     begin();
     for (uint32_t i = 0; i < 6 * PARTS; i++) {
@@ -71,8 +68,7 @@ uses_of_loops_are_regular(void)
 }
 
 /* And become regular again in a loop. */
-static void
-random_uses_are_not_regular(void)
+TEST(random_uses_are_not_regular)
 {
     begin();
     for (uint32_t i = 0; i < 20 * PARTS; i++) {
@@ -86,8 +82,7 @@ random_uses_are_not_regular(void)
 }
 
 /* Of late: what was used most before is overtaken after some rounds, also across coolings. */
-static void
-the_part_that_is_used_most_has_the_most_heat(void)
+TEST(the_part_that_is_used_most_has_the_most_heat)
 {
     uint32_t coolings = 0;
 
@@ -105,8 +100,7 @@ the_part_that_is_used_most_has_the_most_heat(void)
     }
 }
 
-static void
-a_use_counts_half_after_some_rounds(void)
+TEST(a_use_counts_half_after_some_rounds)
 {
     double half;
 
@@ -120,15 +114,4 @@ a_use_counts_half_after_some_rounds(void)
     CHECK(half > 0.48 && half < 0.52);
 }
 
-int
-main(void)
-{
-    static const check_test tests[] = {
-        CHECK_TEST(uses_of_loops_are_regular),
-        CHECK_TEST(random_uses_are_not_regular),
-        CHECK_TEST(the_part_that_is_used_most_has_the_most_heat),
-        CHECK_TEST(a_use_counts_half_after_some_rounds),
-    };
-
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

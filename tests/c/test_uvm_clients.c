@@ -1,9 +1,7 @@
-/* The emulated event queues of the nvidia-uvm module: several clients, refusals, and full queues.
- * Takes the library's path. */
+/* The emulated event queues of the nvidia-uvm module: several clients, refusals, and full queues. */
 #include "uvm_client.h"
 
-static void
-every_client_gets_every_record(void)
+TEST(every_client_gets_every_record)
 {
     struct queue first = open_queue(COUNT), second = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -23,8 +21,7 @@ every_client_gets_every_record(void)
     close_queue(&second);
 }
 
-static void
-the_past_is_not_recorded(void)
+TEST(the_past_is_not_recorded)
 {
     CUdeviceptr a = managed(BLOCK);
     struct queue queue;
@@ -49,8 +46,7 @@ refused(int file, uint64_t records, uint64_t count, uint64_t control, int space)
     return init.status;
 }
 
-static void
-wrong_requests_are_refused(void)
+TEST(wrong_requests_are_refused)
 {
     unsigned char *memory = pages(2 * PAGE);
     uint64_t records = (uint64_t)(uintptr_t)memory, control = records + PAGE;
@@ -81,8 +77,7 @@ wrong_requests_are_refused(void)
     CHECK_EQUAL(munmap(memory, 2 * PAGE), 0);
 }
 
-static void
-processors_have_their_uuids(void)
+TEST(processors_have_their_uuids)
 {
     unsigned char table[33 * 16];
     CUuuid uuid;
@@ -136,8 +131,7 @@ list_words(uint32_t first, uint32_t second, uint32_t first_then, uint32_t second
 }
 
 /* As in the open kernel modules 550.163, 560.35 and 565.77. */
-static void
-branches_differ_in_their_requests(void)
+TEST(branches_differ_in_their_requests)
 {
     CHECK_EQUAL(emu.disturb("branch", 550), 0);
     queue_words(99, 1, 0, 1);
@@ -154,8 +148,7 @@ branches_differ_in_their_requests(void)
     CHECK_EQUAL(emu.disturb("branch", 0), 0);
 }
 
-static void
-a_full_queue_counts_what_it_drops(void)
+TEST(a_full_queue_counts_what_it_drops)
 {
     struct queue queue = open_queue(64);
     struct pollfd polled = {.fd = queue.file, .events = POLLIN};
@@ -180,8 +173,7 @@ a_full_queue_counts_what_it_drops(void)
     CHECK_EQUAL(polled.revents, POLLNVAL);
 }
 
-static void
-a_queue_is_polled_beside_files_of_the_kernel(void)
+TEST(a_queue_is_polled_beside_files_of_the_kernel)
 {
     struct queue queue = open_queue(64);
     CUdeviceptr a = managed(BLOCK);
@@ -226,8 +218,7 @@ drain_until_stopped(void *argument)
     return NULL;
 }
 
-static void
-a_thread_drains_while_pages_move(void)
+TEST(a_thread_drains_while_pages_move)
 {
     enum { ROUNDS = 3000 };
     struct drainer drainer = {.queue = open_queue(64)};
@@ -250,8 +241,7 @@ a_thread_drains_while_pages_move(void)
 }
 
 /* A client's indices are in its own memory, so they can have any value. */
-static void
-wild_indices_do_no_harm(void)
+TEST(wild_indices_do_no_harm)
 {
     struct queue queue = open_queue(64);
     CUdeviceptr a = managed(BLOCK);
@@ -266,8 +256,7 @@ wild_indices_do_no_harm(void)
     close_queue(&queue);
 }
 
-static void
-the_device_can_be_away(void)
+TEST(the_device_can_be_away)
 {
     unsigned char *memory = pages(2 * PAGE);
     uint64_t records = (uint64_t)(uintptr_t)memory;
@@ -290,26 +279,4 @@ the_device_can_be_away(void)
     CHECK_EQUAL(munmap(memory, 2 * PAGE), 0);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(every_client_gets_every_record),
-    CHECK_TEST(the_past_is_not_recorded),
-    CHECK_TEST(wrong_requests_are_refused),
-    CHECK_TEST(processors_have_their_uuids),
-    CHECK_TEST(branches_differ_in_their_requests),
-    CHECK_TEST(a_full_queue_counts_what_it_drops),
-    CHECK_TEST(a_queue_is_polled_beside_files_of_the_kernel),
-    CHECK_TEST(a_thread_drains_while_pages_move),
-    CHECK_TEST(wild_indices_do_no_harm),
-    CHECK_TEST(the_device_can_be_away),
-};
-
-int
-main(int argc, char **argv)
-{
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    open_emulator(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(open_queues)

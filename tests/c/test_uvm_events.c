@@ -1,12 +1,10 @@
-/* The emulated event queues of the nvidia-uvm module: records against arithmetic, and disturbances.
- * Takes the library's path. */
+/* The emulated event queues of the nvidia-uvm module: records against arithmetic, and disturbances. */
 #include "uvm_client.h"
 
 /* ---- records ---- */
 
 /* The oracles of the design, with the numbers of an H100 for whole blocks. */
-static void
-moves_are_recorded_to_the_byte(void)
+TEST(moves_are_recorded_to_the_byte)
 {
     enum { SIZE = 8 * MIB };
     struct queue queue = open_queue(COUNT);
@@ -49,8 +47,7 @@ moves_are_recorded_to_the_byte(void)
     close_queue(&queue);
 }
 
-static void
-discards_move_nothing(void)
+TEST(discards_move_nothing)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -67,8 +64,7 @@ discards_move_nothing(void)
     close_queue(&queue);
 }
 
-static void
-copies_of_read_mostly_pages_are_recorded(void)
+TEST(copies_of_read_mostly_pages_are_recorded)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -93,8 +89,7 @@ copies_of_read_mostly_pages_are_recorded(void)
     close_queue(&queue);
 }
 
-static void
-remote_access_is_recorded_once(void)
+TEST(remote_access_is_recorded_once)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(2 * BLOCK);
@@ -113,8 +108,7 @@ remote_access_is_recorded_once(void)
     close_queue(&queue);
 }
 
-static void
-evictions_are_recorded_block_by_block(void)
+TEST(evictions_are_recorded_block_by_block)
 {
     size_t size = (size_t)600 * MIB, gone = (size_t)176 * MIB;
     struct queue queue = open_queue(COUNT);
@@ -145,8 +139,7 @@ clock_now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-static void
-records_name_addresses_times_and_threads(void)
+TEST(records_name_addresses_times_and_threads)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -189,8 +182,7 @@ disturbed(const char *name, unsigned int value, uint64_t *dropped)
     return s;
 }
 
-static void
-records_are_dropped_and_lost(void)
+TEST(records_are_dropped_and_lost)
 {
     uint64_t dropped = 0;
 
@@ -201,8 +193,7 @@ records_are_dropped_and_lost(void)
     CHECK_EQUAL(emu.disturb("nonsense", 1), -1);
 }
 
-static void
-garbage_comes_between_records(void)
+TEST(garbage_comes_between_records)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -224,8 +215,7 @@ garbage_comes_between_records(void)
     close_queue(&queue);
 }
 
-static void
-late_records_wait_for_flushes(void)
+TEST(late_records_wait_for_flushes)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -243,8 +233,7 @@ late_records_wait_for_flushes(void)
     close_queue(&queue); /* with records that were never delivered */
 }
 
-static void
-an_unknown_layout_says_other_sizes(void)
+TEST(an_unknown_layout_says_other_sizes)
 {
     struct queue queue = open_queue(COUNT);
     CUdeviceptr a = managed(BLOCK);
@@ -259,26 +248,4 @@ an_unknown_layout_says_other_sizes(void)
     close_queue(&queue);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(moves_are_recorded_to_the_byte),
-    CHECK_TEST(discards_move_nothing),
-    CHECK_TEST(copies_of_read_mostly_pages_are_recorded),
-    CHECK_TEST(remote_access_is_recorded_once),
-    CHECK_TEST(evictions_are_recorded_block_by_block),
-    CHECK_TEST(records_name_addresses_times_and_threads),
-    CHECK_TEST(records_are_dropped_and_lost),
-    CHECK_TEST(garbage_comes_between_records),
-    CHECK_TEST(late_records_wait_for_flushes),
-    CHECK_TEST(an_unknown_layout_says_other_sizes),
-};
-
-int
-main(int argc, char **argv)
-{
-    if (argc != 2) {
-        (void)fprintf(stderr, "usage: %s EMULATED_DRIVER\n", argv[0]);
-        return 2;
-    }
-    open_emulator(argv[1]);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(open_queues)

@@ -1,7 +1,5 @@
 /* test_uvm_queue.c: event queues of the module: their records against arithmetic, full and wrapped
- * around, waits and wakes, forks.
- *
- * Usage: test_uvm_queue PATH_OF_THE_EMULATED_DRIVER. */
+ * around, waits and wakes, forks. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -96,8 +94,7 @@ drain(mm_uvm_queue *queue)
 
 /* --- records ------------------------------------------------------------------------------ */
 
-static void
-moves_add_up_to_the_bytes(void)
+TEST(moves_add_up_to_the_bytes)
 {
     enum { SIZE = 5 * BLOCK + 3 * PAGE };
     mm_uvm_queue queue = world_open_queue(COUNT);
@@ -125,8 +122,7 @@ moves_add_up_to_the_bytes(void)
     mm_uvm_queue_close(&queue);
 }
 
-static void
-only_enabled_types_are_recorded(void)
+TEST(only_enabled_types_are_recorded)
 {
     const uint64_t faults = (uint64_t)1 << MM_UVM_HOST_FAULT;
     mm_uvm_queue queue = world_open_queue(COUNT);
@@ -149,8 +145,7 @@ only_enabled_types_are_recorded(void)
 }
 
 /* 40 records at a time in a queue of 64 pass its end four times. */
-static void
-records_wrap_around_the_end(void)
+TEST(records_wrap_around_the_end)
 {
     mm_uvm_queue queue = world_open_queue(64);
     CUdeviceptr a = allocate(8 * 40 * PAGE);
@@ -176,8 +171,7 @@ records_wrap_around_the_end(void)
     mm_uvm_queue_close(&queue);
 }
 
-static void
-a_full_queue_counts_the_rest(void)
+TEST(a_full_queue_counts_the_rest)
 {
     const uint64_t faults = (uint64_t)1 << MM_UVM_HOST_FAULT;
     mm_uvm_queue queue = world_open_queue(64);
@@ -198,8 +192,7 @@ a_full_queue_counts_the_rest(void)
 }
 
 /* The control block is memory that anything in the process can overwrite. */
-static void
-wild_indices_are_masked(void)
+TEST(wild_indices_are_masked)
 {
     mm_uvm_queue queue = world_open_queue(64);
     unsigned char records[MOST][MM_UVM_RECORD_BYTES];
@@ -211,8 +204,7 @@ wild_indices_are_masked(void)
     mm_uvm_queue_close(&queue);
 }
 
-static void
-processors_are_ordinals(void)
+TEST(processors_are_ordinals)
 {
     mm_uvm_queue queue = world_open_queue(64);
     int16_t processors[MM_UVM_PROCESSORS];
@@ -239,8 +231,7 @@ processors_are_ordinals(void)
 
 /* --- waiting ------------------------------------------------------------------------------ */
 
-static void
-a_wait_ends_when_half_is_full(void)
+TEST(a_wait_ends_when_half_is_full)
 {
     mm_uvm_queue queue = world_open_queue(64);
     CUdeviceptr a = allocate(BLOCK);
@@ -270,8 +261,7 @@ wake_soon(void *argument)
     return NULL;
 }
 
-static void
-another_thread_wakes_a_wait(void)
+TEST(another_thread_wakes_a_wait)
 {
     mm_uvm_queue queue = world_open_queue(64);
     pthread_t thread;
@@ -287,8 +277,7 @@ another_thread_wakes_a_wait(void)
 }
 
 /* A file in error, which polls as ready for ever, must not make the waiting thread spin. */
-static void
-a_dead_file_waits_for_the_wake(void)
+TEST(a_dead_file_waits_for_the_wake)
 {
     mm_uvm_queue queue = world_open_queue(64);
     uint64_t begin = (mm_monotonic_clock() / 1000000);
@@ -323,8 +312,7 @@ drain_until_told(void *argument)
 }
 
 /* A queue of 128 records, of which each round makes 65, so that no round can fill it. */
-static void
-a_thread_drains_while_pages_move(void)
+TEST(a_thread_drains_while_pages_move)
 {
     enum { ROUNDS = 50, SIZE = 64 * PAGE };
     drainer d = {.queue = world_open_queue(128)};
@@ -355,8 +343,7 @@ a_thread_drains_while_pages_move(void)
 
 /* --- closing ------------------------------------------------------------------------------ */
 
-static void
-a_closed_queue_does_nothing(void)
+TEST(a_closed_queue_does_nothing)
 {
     mm_uvm_queue queue = world_open_queue(64), zeros = {0};
     unsigned char records[1][MM_UVM_RECORD_BYTES];
@@ -378,8 +365,7 @@ a_closed_queue_does_nothing(void)
 }
 
 /* The child has neither the memory nor the module's trust; the parent's queue goes on. */
-static void
-a_forked_child_forgets_its_parents_queue(void)
+TEST(a_forked_child_forgets_its_parents_queue)
 {
     mm_uvm_queue queue = world_open_queue(COUNT);
     CUdeviceptr a = allocate(BLOCK);
@@ -411,8 +397,7 @@ a_forked_child_forgets_its_parents_queue(void)
 }
 
 /* Files are known by their whole path: another one of that length is none of the module's. */
-static void
-files_of_the_module_are_known_by_their_path(void)
+TEST(files_of_the_module_are_known_by_their_path)
 {
     char path[sizeof MM_UVM_DEVICE];
     mm_driver cu = {.emulated = false};
@@ -430,29 +415,4 @@ files_of_the_module_are_known_by_their_path(void)
     CHECK_EQUAL(unlink(path), 0);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(moves_add_up_to_the_bytes),
-    CHECK_TEST(only_enabled_types_are_recorded),
-    CHECK_TEST(records_wrap_around_the_end),
-    CHECK_TEST(a_full_queue_counts_the_rest),
-    CHECK_TEST(wild_indices_are_masked),
-    CHECK_TEST(processors_are_ordinals),
-    CHECK_TEST(a_wait_ends_when_half_is_full),
-    CHECK_TEST(another_thread_wakes_a_wait),
-    CHECK_TEST(a_dead_file_waits_for_the_wake),
-    CHECK_TEST(a_thread_drains_while_pages_move),
-    CHECK_TEST(a_closed_queue_does_nothing),
-    CHECK_TEST(files_of_the_module_are_known_by_their_path),
-    CHECK_TEST(a_forked_child_forgets_its_parents_queue),
-};
-
-int
-main(int argc, char **argv)
-{
-    mm_status st;
-
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(world_open_on_device)

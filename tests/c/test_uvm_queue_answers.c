@@ -1,6 +1,5 @@
 /* test_uvm_queue_answers.c: event queues where the system or the module answers otherwise:
- * refusals with their sentences, other layouts of answers, lost wakes. Usage:
- * test_uvm_queue_answers PATH_OF_THE_EMULATED_DRIVER. */
+ * refusals with their sentences, other layouts of answers, lost wakes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -28,8 +27,7 @@ refuse_to_open(const char *disturbance, int code, const char *sentence)
     mm_uvm_queue_close(&queue); /* was never open */
 }
 
-static void
-refusals_say_the_reason(void)
+TEST(refusals_say_the_reason)
 {
     refuse_to_open("absent", ENOENT,
                    "cannot open /dev/nvidia-uvm-tools: No such file or directory. Load the "
@@ -44,8 +42,7 @@ refusals_say_the_reason(void)
 }
 
 /* Of the process's two files the emulated driver lists the wrong one first. */
-static void
-the_wrong_file_is_passed_over(void)
+TEST(the_wrong_file_is_passed_over)
 {
     mm_uvm_queue queue = world_open_queue(64);
     int files[4];
@@ -135,8 +132,7 @@ refuse_through(const mm_uvm_calls *calls, int code, const char *sentence)
     CHECK_EQUAL(world_count_files(), files);
 }
 
-static void
-openings_that_fail_say_the_reason(void)
+TEST(openings_that_fail_say_the_reason)
 {
     mm_uvm_calls calls = emulated;
     struct rlimit all, few;
@@ -185,8 +181,7 @@ open_null(const char *path, int flags)
     return open("/dev/null", flags);
 }
 
-static void
-memory_may_be_missing(void)
+TEST(memory_may_be_missing)
 {
     mm_uvm_calls calls = emulated;
     struct rlimit all, few;
@@ -243,8 +238,7 @@ list(mm_uvm_queue *queue, mm_status *st)
     return mm_uvm_queue_processors(world.cu, queue, processors, st);
 }
 
-static void
-requests_that_fail_say_the_reason(void)
+TEST(requests_that_fail_say_the_reason)
 {
     check_request(MM_UVM_ENABLE, enable_all,
                   "/dev/nvidia-uvm-tools records no events: Operation not permitted. This user "
@@ -261,8 +255,7 @@ requests_that_fail_say_the_reason(void)
                   "memory");
 }
 
-static void
-processors_may_be_listed_with_a_count(void)
+TEST(processors_may_be_listed_with_a_count)
 {
     mm_uvm_queue queue = world_open_queue(64);
     int16_t processors[MM_UVM_PROCESSORS];
@@ -297,8 +290,7 @@ list_a_divided_device(int file, unsigned long request, void *argument)
     return rc;
 }
 
-static void
-an_instance_of_a_device_is_the_only_one(void)
+TEST(an_instance_of_a_device_is_the_only_one)
 {
     mm_uvm_queue queue = world_open_queue(64);
     int16_t processors[MM_UVM_PROCESSORS];
@@ -339,8 +331,7 @@ work_with_branch(unsigned branch)
     CHECK_EQUAL(world.disturb_queue("branch", 0), 0);
 }
 
-static void
-every_branch_has_its_requests(void)
+TEST(every_branch_has_its_requests)
 {
     mm_uvm_calls calls = emulated;
 
@@ -357,8 +348,7 @@ every_branch_has_its_requests(void)
 }
 
 /* A device whose context came later is found without the driver. */
-static void
-processors_are_listed_again(void)
+TEST(processors_are_listed_again)
 {
     mm_uvm_queue queue = world_open_queue(64);
     int16_t processors[MM_UVM_PROCESSORS];
@@ -390,8 +380,7 @@ poll_like_a_lost_wake(struct pollfd *files, unsigned long count, int millisecond
     return count == 2 && files[0].revents != 0;
 }
 
-static void
-a_lost_wake_costs_one_turn(void)
+TEST(a_lost_wake_costs_one_turn)
 {
     mm_uvm_queue queue = world_open_queue(64);
     uint64_t begin = (mm_monotonic_clock() / 1000000);
@@ -408,8 +397,7 @@ a_lost_wake_costs_one_turn(void)
 
 /* On a machine with a GPU the device exists, but this process, whose driver is emulated, has not
  * opened it. */
-static void
-a_real_driver_asks_the_kernel(void)
+TEST(a_real_driver_asks_the_kernel)
 {
     mm_driver real = {.emulated = false, .device_count = 1};
     struct rlimit all, few;
@@ -439,8 +427,7 @@ a_real_driver_asks_the_kernel(void)
     CHECK_EQUAL(calls.close(file), -1);
 }
 
-static void
-an_emulated_driver_may_have_no_queues(void)
+TEST(an_emulated_driver_may_have_no_queues)
 {
     mm_driver old = {.emulated = true, .path = "/lib/old.so"};
     mm_uvm_queue queue;
@@ -455,29 +442,13 @@ an_emulated_driver_may_have_no_queues(void)
     CHECK_EQUAL(dlclose(old.library), 0);
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(refusals_say_the_reason),
-    CHECK_TEST(the_wrong_file_is_passed_over),
-    CHECK_TEST(openings_that_fail_say_the_reason),
-    CHECK_TEST(memory_may_be_missing),
-    CHECK_TEST(requests_that_fail_say_the_reason),
-    CHECK_TEST(processors_may_be_listed_with_a_count),
-    CHECK_TEST(an_instance_of_a_device_is_the_only_one),
-    CHECK_TEST(every_branch_has_its_requests),
-    CHECK_TEST(processors_are_listed_again),
-    CHECK_TEST(a_lost_wake_costs_one_turn),
-    CHECK_TEST(a_real_driver_asks_the_kernel),
-    CHECK_TEST(an_emulated_driver_may_have_no_queues),
-};
-
-int
-main(int argc, char **argv)
+static void
+set_up(const char *path)
 {
     mm_status st;
 
-    CHECK_EQUAL(argc, 2);
-    world_open(argv[1]);
-    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+    world_open_on_device(path);
     CHECK_OK(mm_uvm_calls_find(world.cu, &emulated, &st), &st);
-    return check_run(tests, sizeof tests / sizeof *tests);
 }
+
+TEST_MAIN(set_up)

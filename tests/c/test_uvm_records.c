@@ -1,7 +1,5 @@
 /* test_uvm_records.c: records of every type become events field by field, whatever a byte of them
- * is; pairs of throttles.
- *
- * Usage: test_uvm_records PATH_OF_THE_EMULATED_DRIVER, which it does not need. */
+ * is; pairs of throttles. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -143,8 +141,7 @@ becomes(raw record, mm_event expected)
     CHECK_EQUAL(parser.rejected, 0);
 }
 
-static void
-every_type_becomes_its_event(void)
+TEST(every_type_becomes_its_event)
 {
     const uint32_t host_and_second = (uint32_t)1 << MM_SET_HOST_BIT | 1 << 1;
 
@@ -200,8 +197,7 @@ bad_ranges_are_rejected(raw record, size_t address, size_t amount, size_t time)
     is_rejected(with(record, time, 0, 8));
 }
 
-static void
-bad_fields_are_rejected(void)
+TEST(bad_fields_are_rejected)
 {
     bad_ranges_are_rejected(a_move(), 8, 16, 24);
     bad_ranges_are_rejected(a_set(MM_UVM_DUPLICATE, 3), 16, 24, 32);
@@ -239,8 +235,7 @@ bad_fields_are_rejected(void)
     is_rejected(with(an_eviction(), 1, UNUSED, 1));
 }
 
-static void
-other_records_are_ignored_or_rejected(void)
+TEST(other_records_are_ignored_or_rejected)
 {
     mm_uvm_parser parser = new_parser();
     mm_event event;
@@ -283,8 +278,7 @@ move_lasts(mm_uvm_parser *parser, const uint64_t times[4], uint64_t start, uint6
 }
 
 /* The host noticed the end of a push late; the device's clock is another one. */
-static void
-moves_last_as_long_as_on_the_device(void)
+TEST(moves_last_as_long_as_on_the_device)
 {
     mm_uvm_parser p = new_parser();
 
@@ -328,8 +322,7 @@ check_event(const mm_event *event)
 }
 
 /* Each of the 64 bytes gets each of its 256 values. */
-static void
-any_byte_may_be_anything(void)
+TEST(any_byte_may_be_anything)
 {
     const raw records[] = {a_host_fault(),
                            a_move(),
@@ -368,8 +361,7 @@ throttle(mm_uvm_parser *parser, mm_uvm_type type, int processor, uint64_t addres
     return mm_uvm_parse(parser, a_throttle(type, processor, address, time).bytes, event);
 }
 
-static void
-throttles_begin_and_end(void)
+TEST(throttles_begin_and_end)
 {
     const mm_uvm_type begin = MM_UVM_THROTTLE_BEGIN, end = MM_UVM_THROTTLE_END;
     mm_uvm_parser p = new_parser();
@@ -400,8 +392,7 @@ throttles_begin_and_end(void)
 }
 
 /* As many as an H100 had at once for pages that were written from two sides. */
-static void
-hundreds_of_throttles_find_their_ends(void)
+TEST(hundreds_of_throttles_find_their_ends)
 {
     enum { PAGES = 200 };
     mm_uvm_parser p = new_parser();
@@ -421,8 +412,7 @@ hundreds_of_throttles_find_their_ends(void)
 }
 
 /* More than there is space for push the oldest out; none gets the time of another. */
-static void
-throttles_beyond_the_space_push_out_the_oldest(void)
+TEST(throttles_beyond_the_space_push_out_the_oldest)
 {
     enum { PAGES = 100000 };
     mm_uvm_parser p = new_parser();
@@ -443,8 +433,7 @@ throttles_beyond_the_space_push_out_the_oldest(void)
     CHECK_EQUAL(found, MM_THROTTLE_SETS * MM_THROTTLE_PLACES);
 }
 
-static void
-types_are_those_that_are_read(void)
+TEST(types_are_those_that_are_read)
 {
     uint64_t faults = (uint64_t)1 << MM_UVM_HOST_FAULT | (uint64_t)1 << MM_UVM_DEVICE_FAULT;
 
@@ -454,8 +443,7 @@ types_are_those_that_are_read(void)
                 0x7fff & ~(1 << 0 | 1 << MM_UVM_REPLAY | 1 << MM_UVM_PAGE_SIZE));
 }
 
-static void
-processors_that_are_listed_later_are_read(void)
+TEST(processors_that_are_listed_later_are_read)
 {
     static const int16_t later[MM_UVM_PROCESSORS] = {MM_ON_HOST, 0, 1, MM_OTHER_PROCESSOR, 3};
     mm_uvm_parser p = new_parser();
@@ -472,8 +460,7 @@ processors_that_are_listed_later_are_read(void)
 }
 
 /* A page behind another one, of the same push. */
-static void
-pages_of_one_push_become_one_move(void)
+TEST(pages_of_one_push_become_one_move)
 {
     const mm_event first = {TIME, TIME + 10, ADDRESS,        PAGE, 0, MM_ON_HOST,
                             0,    MM_MOVE,   MM_CAUSE_FAULT, 0,    0, 0};
@@ -510,22 +497,4 @@ pages_of_one_push_become_one_move(void)
     CHECK(!mm_event_join(&joined, &page, PAGE));
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(pages_of_one_push_become_one_move),
-    CHECK_TEST(processors_that_are_listed_later_are_read),
-    CHECK_TEST(every_type_becomes_its_event),
-    CHECK_TEST(bad_fields_are_rejected),
-    CHECK_TEST(other_records_are_ignored_or_rejected),
-    CHECK_TEST(moves_last_as_long_as_on_the_device),
-    CHECK_TEST(any_byte_may_be_anything),
-    CHECK_TEST(throttles_begin_and_end),
-    CHECK_TEST(hundreds_of_throttles_find_their_ends),
-    CHECK_TEST(throttles_beyond_the_space_push_out_the_oldest),
-    CHECK_TEST(types_are_those_that_are_read),
-};
-
-int
-main(void)
-{
-    return check_run(tests, sizeof tests / sizeof *tests);
-}
+TEST_MAIN(no_driver)

@@ -1,8 +1,8 @@
 /* test_uvm_self_test.c: the proof of the event queue passes, fails with a sentence where records
  * are not what they should be, and leaves nothing behind, whatever driver call fails.
  *
- * Usage: test_uvm_self_test PATH_OF_THE_EMULATED_DRIVER. Each test opens the driver in a process
- * of its own, because a proof that has passed is not repeated. */
+ * Each test opens the driver in a process of its own, because a proof that has passed is not
+ * repeated. */
 #include <stdbool.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -416,8 +416,6 @@ main(int argc, char **argv)
         {"a_flush_may_be_what_delivers", "devices=2", a_flush_may_be_what_delivers, 0},
         {"devices_without_concurrent_access_are_refused", "profile=wsl",
          devices_without_concurrent_access_are_refused, 0},
-    };
-    static const process_test sweeps[] = {
         {"a_failed_call_leaves_nothing", "devices=2", a_failed_call_leaves_nothing, 20},
         {"a_call_that_acts_and_fails_leaves_nothing", "devices=2",
          a_call_that_acts_and_fails_leaves_nothing, 6},
@@ -425,13 +423,12 @@ main(int argc, char **argv)
 
     CHECK_EQUAL(argc, 2);
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        CHECK_EQUAL(run_in_child(argv[1], &tests[i]), 0);
+        if (tests[i].least_calls > 0) {
+            sweep(argv[1], &tests[i]);
+        } else {
+            CHECK_EQUAL(run_in_child(argv[1], &tests[i]), 0);
+        }
         (void)printf("ok %s\n", tests[i].name);
-        (void)fflush(stdout);
-    }
-    for (size_t i = 0; i < sizeof sweeps / sizeof *sweeps; i++) {
-        sweep(argv[1], &sweeps[i]);
-        (void)printf("ok %s\n", sweeps[i].name);
         (void)fflush(stdout);
     }
     return 0;

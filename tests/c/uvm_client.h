@@ -1,53 +1,20 @@
-/* uvm_client.h: a client of the emulated event queues: its calls of the module and of the driver,
- * its queue, and the sums of the records that it drains. Knows nothing of the extension. */
+/* uvm_client.h: a client of the emulated event queues: its queue, and the sums of the records that it
+ * drains. */
 #ifndef UVM_CLIENT_H
 #define UVM_CLIENT_H
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
+#include "emulator_client.h"
 
-#include "check.h"
-#include "symbols.h"
-
-#define FUNCTIONS(X)                          \
-    X(alloc, cuMemAllocManaged, 6000)         \
-    X(mem_free, cuMemFree, 3020)              \
-    X(advise, cuMemAdvise, 12020)             \
-    X(prefetch, cuMemPrefetchAsync, 12020)    \
-    X(discard, cuMemDiscardBatchAsync, 13000) \
-    X(stream_create, cuStreamCreate, 2000)    \
-    X(ctx_set, cuCtxSetCurrent, 4000)         \
-    X(retain, cuDevicePrimaryCtxRetain, 7000) \
-    X(uuid, cuDeviceGetUuid, 11040)           \
-    X(init, cuInit, 2000)
-
-static struct {
-#define X(member, name, version) PFN_##name##_v##version member;
-    FUNCTIONS(X)
-#undef X
-    int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
-    int (*open)(const char *path, int flags);
-    int (*ioctl)(int file, unsigned long request, void *argument);
-    int (*poll)(struct pollfd *files, unsigned long count, int milliseconds);
-    int (*close)(int file);
-    int (*files)(int *files, int most);
-    int (*disturb)(const char *name, unsigned int value);
-} emu;
-
-enum { PAGE = 4096, MIB = 1 << 20, BLOCK = 2 << 20, RECORD = 64, COUNT = 4096 };
+enum { BLOCK = 2 << 20, RECORD = 64, COUNT = 4096 };
 enum {
     CPU_FAULT = 1,
     MIGRATION,
@@ -59,9 +26,6 @@ enum {
 };
 enum { REQUESTED = 1, COHERENCE = 2, EVICTED = 4 };
 static const uint64_t ALL = 0x7ffe;
-static const CUmemLocation HOST = {.type = CU_MEM_LOCATION_TYPE_HOST, .id = 0};
-static const CUmemLocation DEV0 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0};
-static const CUmemLocation DEV1 = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 1};
 static int wrong_file, space_file;
 
 struct init {
@@ -86,34 +50,11 @@ struct sums {
 };
 
 static inline void
-open_emulator(const char *path)
+open_queues(const char *path)
 {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    PFN_cuGetProcAddress_v12000 lookup;
-    CUdriverProcAddressQueryResult status;
-    CUcontext context;
-    void *symbol;
     int files[4];
 
-    CHECK(library != NULL);
-    load(library, "cuGetProcAddress_v2", (void *)&lookup);
-#define X(member, name, version)                                 \
-    CHECK_EQUAL(lookup(#name, &symbol, version, 0, &status), 0); \
-    memcpy(&emu.member, &symbol, sizeof symbol);
-    FUNCTIONS(X)
-#undef X
-    load(library, "emu_touch", (void *)&emu.touch);
-    load(library, "emu_uvm_open", (void *)&emu.open);
-    load(library, "emu_uvm_ioctl", (void *)&emu.ioctl);
-    load(library, "emu_uvm_poll", (void *)&emu.poll);
-    load(library, "emu_uvm_close", (void *)&emu.close);
-    load(library, "emu_uvm_files", (void *)&emu.files);
-    load(library, "emu_uvm_disturb", (void *)&emu.disturb);
-    CHECK_EQUAL(emu.files(files, 4), 0);
-    CHECK_EQUAL(emu.init(0), 0);
-    CHECK_EQUAL(emu.retain(&context, 1), 0);
-    CHECK_EQUAL(emu.retain(&context, 0), 0);
-    CHECK_EQUAL(emu.ctx_set(context), 0);
+    open_emulator(path);
     CHECK_EQUAL(emu.files(files, 4), 2);
     wrong_file = files[0];
     space_file = files[1];
@@ -224,15 +165,6 @@ drained(const struct queue *queue)
     __atomic_store_n(&queue->control->get_ahead, get, __ATOMIC_RELEASE);
     __atomic_store_n(&queue->control->get_behind, get, __ATOMIC_RELEASE);
     return sums;
-}
-
-static inline CUdeviceptr
-managed(size_t size)
-{
-    CUdeviceptr ptr = 0;
-
-    CHECK_EQUAL(emu.alloc(&ptr, size, CU_MEM_ATTACH_GLOBAL), 0);
-    return ptr;
 }
 
 static inline void

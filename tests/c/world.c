@@ -60,6 +60,22 @@ world_open(const char *path)
 }
 
 void
+world_open_on_device(const char *path)
+{
+    mm_status st;
+
+    world_open(path);
+    CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
+}
+
+void
+world_open_devices(const char *path)
+{
+    world_open(path);
+    CHECK(world.cu->device_count >= 2);
+}
+
+void
 world_path_beside(const char *path, const char *name, char found[PATH_MAX])
 {
     const char *slash = strrchr(path, '/');

@@ -46,6 +46,12 @@ extern emulated_world world;
 /* Opens the emulated driver at path and fills `world`; ends the process when that fails. */
 void world_open(const char *path);
 
+/* The same, with device 0 current in the calling thread. */
+void world_open_on_device(const char *path);
+
+/* The same, of a driver with at least two devices. */
+void world_open_devices(const char *path);
+
 /* The path of a file in the folder of another file. */
 void world_path_beside(const char *path, const char *name, char found[PATH_MAX]);
 
