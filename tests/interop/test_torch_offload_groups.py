@@ -1,15 +1,12 @@
 """offload() with an optimizer whose groups change, or are looked at by other threads."""
 
-import copy
-
 import pytest
 
-from managedmem import emulator
 from offloaded import LAYER, assert_same_module, batch, layers, managed_tensors, nn, same
 from races import in_thread
 from tensors import mt, torch
+from twins import DEVICE, Twins
 
-DEVICE = 0
 COUNT = 4
 WEIGHT = 64 * 65 * 4  # the bytes of one layer's parameters
 BUDGETS = {
@@ -30,42 +27,33 @@ def nbytes(parameters):
     return sum(p.nbytes for p in parameters)
 
 
-class Pair:
-    """A model to offload and a plain one, of which the last layer is trained at first."""
+class Pair(Twins):
+    """Of the models, the last layer is trained at first."""
 
     def __init__(self, on, make, all_in_groups):
-        self.model = layers(COUNT, on=on)
-        place = "cpu" if emulator.is_active() else "cuda:0"
-        self.reference = copy.deepcopy(self.model).to(place)
-        self.models = [self.model, self.reference]
-        self.optimizers = []
-        for model in self.models:
-            model.requires_grad_(False)
-            linear(model)[-1].requires_grad_(True)
-            self.optimizers.append(
-                make((model if all_in_groups else linear(model)[-1]).parameters())
-            )
+        model = layers(COUNT, on=on)
+        model.requires_grad_(False)
+        linear(model)[-1].requires_grad_(True)
 
-    def each(self, function):
-        for model, optimizer in zip(self.models, self.optimizers, strict=True):
-            function(linear(model), optimizer)
+        def make_groups(parameters):
+            every = list(parameters)
+            return make(every if all_in_groups else every[-2:])
+
+        super().__init__(model, make_groups)
 
     def train(self, handle, rows):
-        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+        for model, optimizer in self.sides:
             optimizer.zero_grad()
             model(batch(handle, rows)).square().mean().backward()
         gradients = handle.stats()["gradients_on_host"]
-        for optimizer in self.optimizers:
+        for _, optimizer in self.sides:
             optimizer.step()
-        assert_same_module(*self.models)
+        assert_same_module(self.model, self.twin)
         return gradients
 
     def check(self):
-        assert_same_module(*self.models)
-        states = ([*each.state.values()] for each in self.optimizers)
-        for one, other in zip(*states, strict=True):
-            assert one.keys() == other.keys()
-            assert all(same(one[name], other[name]) for name in one)
+        super().check()
+        self.check_state()
 
 
 MAKERS = {
@@ -82,18 +70,15 @@ class TestChanges:
         """Layer by layer, as of gradual unfreezing; then the last one is frozen again."""
         pair = Pair(on, MAKERS[name], all_in_groups)
         copies = 2 if name == "Adam" else 1
-        with mt.offload(
-            pair.model, DEVICE, budget=BUDGETS[budget], optimizer=pair.optimizers[0]
-        ) as handle:
+        with pair.offload(BUDGETS[budget]) as handle:
             pair.train(handle, 2)
             for count in range(2, COUNT + 1):
 
-                def thaw(found, optimizer, count=count):
-                    found[-count].requires_grad_(True)
+                def thaw(model, optimizer, count=count):
+                    layer = linear(model)[-count].requires_grad_(True)
                     if not all_in_groups:
-                        optimizer.add_param_group(
-                            {"params": list(found[-count].parameters()), "lr": 0.05}
-                        )
+                        group = {"params": list(layer.parameters()), "lr": 0.05}
+                        optimizer.add_param_group(group)
 
                 pair.each(thaw)
                 gradients = pair.train(handle, 1 + count)
@@ -103,29 +88,26 @@ class TestChanges:
                 if (1 + copies) * count * WEIGHT > room:
                     assert handle.stats()["state_on_host"] == copies * count * WEIGHT
                 assert handle.stats()["held"] <= BUDGETS[budget]
-            pair.each(lambda found, _: found[-1].requires_grad_(False))
+            linear(pair.model)[-1].requires_grad_(False)
+            linear(pair.twin)[-1].requires_grad_(False)
             gradients = pair.train(handle, 7)
             assert gradients in (0, (COUNT - 1) * WEIGHT)
             pair.check()
         pair.check()
         assert managed_tensors(pair.model) == []
-        assert all("step" not in vars(optimizer) for optimizer in pair.optimizers)
+        assert all("step" not in vars(optimizer) for _, optimizer in pair.sides)
 
     def test_gradients_before_the_first_step(self, on):
         pair = Pair(on, MAKERS["Adam"], True)
-        with mt.offload(
-            pair.model, DEVICE, budget=BUDGETS["parameters"], optimizer=pair.optimizers[0]
-        ) as handle:
+        with pair.offload(BUDGETS["parameters"]) as handle:
             pair.model.requires_grad_(True)
             pair.model(batch(handle)).sum().backward()
             assert handle.stats()["gradients_on_host"] == nbytes(pair.model.parameters())
 
     def test_a_group_of_parameters_that_have_gradients(self, on):
         pair = Pair(on, MAKERS["Adam"], False)
-        with mt.offload(
-            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
-        ) as handle:
-            for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
+        with pair.offload(BUDGETS["streamed"]) as handle:
+            for model, optimizer in pair.sides:
                 model.requires_grad_(True)
                 model(batch(handle)).sum().backward()
                 rest = [p for layer in linear(model)[:-1] for p in layer.parameters()]
@@ -138,14 +120,12 @@ class TestChanges:
     def test_a_group_that_is_taken_out(self, on):
         """Its state stays in the optimizer, and comes back at the end."""
         pair = Pair(on, MAKERS["Adam"], False)
-        with mt.offload(
-            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
-        ) as handle:
+        with pair.offload(BUDGETS["streamed"]) as handle:
             pair.train(handle, 2)
 
-            def exchange(found, optimizer):
-                found[0].requires_grad_(True)
-                optimizer.add_param_group({"params": list(found[0].parameters())})
+            def exchange(model, optimizer):
+                model[0].requires_grad_(True)
+                optimizer.add_param_group({"params": list(model[0].parameters())})
                 del optimizer.param_groups[0]
 
             pair.each(exchange)
@@ -153,19 +133,17 @@ class TestChanges:
             pair.check()
             assert handle.stats()["state_on_host"] == 4 * WEIGHT
         pair.check()
-        for state in pair.optimizers[0].state.values():
+        for state in pair.optimizer.state.values():
             assert state["exp_avg"].untyped_storage().nbytes() == state["exp_avg"].nbytes
 
     def test_parameters_that_train_later_are_copied_home_once_a_step(self, on):
         """As all that the optimizer writes."""
         pair = Pair(on, MAKERS["momentum"], False)
         home, steps = [], 4
-        with mt.offload(
-            pair.model, DEVICE, budget=BUDGETS["streamed"], optimizer=pair.optimizers[0]
-        ) as handle:
+        with pair.offload(BUDGETS["streamed"]) as handle:
 
-            def thaw(found, optimizer):
-                for layer in found[:-1]:
+            def thaw(model, optimizer):
+                for layer in linear(model)[:-1]:
                     layer.requires_grad_(True)
                     optimizer.add_param_group({"params": list(layer.parameters())})
 
@@ -192,9 +170,9 @@ OPTIMIZERS = {
 }
 
 
-def two_groups(model, name):
+def two_groups(parameters, name):
     """An optimizer whose groups have other learning rates."""
-    parameters = list(model.parameters())
+    parameters = list(parameters)
     groups = [{"params": parameters[:4], "lr": 0.1}, {"params": parameters[4:], "lr": 0.2}]
     return getattr(torch.optim, name)(groups, **OPTIMIZERS[name])
 
@@ -205,7 +183,7 @@ class TestOtherThreads:
     def test_whole_groups_at_every_moment(self, on, name, budget, monkeypatch):
         """Each part of a step is a moment, which the class's own code for a group shows."""
         model = layers(COUNT, on=on)
-        optimizer = two_groups(model, name)
+        optimizer = two_groups(model.parameters(), name)
         kind, seen = getattr(torch.optim, name), []
         original = kind._init_group
 
@@ -267,20 +245,18 @@ class TestWhatAStepWrites:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_state_and_options(self, on, name, budget):
         """As of a plain optimizer, in the same order."""
-        model = layers(COUNT, on=on)
-        place = "cpu" if emulator.is_active() else "cuda:0"
-        reference = copy.deepcopy(model).to(place)
-        optimizers = [two_groups(each, name) for each in (model, reference)]
+        pair = Twins(layers(COUNT, on=on), lambda parameters: two_groups(parameters, name))
+        optimizers = pair.optimizer, pair.other
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]
-        with mt.offload(model, DEVICE, budget=BUDGETS[budget], optimizer=optimizers[0]) as handle:
+        with pair.offload(BUDGETS[budget]) as handle:
             for rows in (2, 3, 4):
-                for each, optimizer in zip((model, reference), optimizers, strict=True):
+                for model, optimizer in pair.sides:
                     optimizer.zero_grad()
-                    each(batch(handle, rows)).square().mean().backward()
+                    model(batch(handle, rows)).square().mean().backward()
                     optimizer.step()
                 for scheduler in schedulers:
                     scheduler.step()
-            assert_same_module(model, reference)
+            pair.check()
             one, other = (optimizer.state_dict() for optimizer in optimizers)
             assert one["param_groups"] == other["param_groups"]
             assert list(one["state"]) == list(other["state"])
@@ -296,7 +272,7 @@ class TestWhatAStepWrites:
         """It puts them on the optimizer for the time of a fused step."""
         model = layers(COUNT, on=on)
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = two_groups(model, "AdamW")
+        optimizer = two_groups(model.parameters(), "AdamW")
         with mt.offload(model, DEVICE, budget=BUDGETS["streamed"], optimizer=optimizer) as handle:
             model(batch(handle)).sum().backward()
             optimizer.grad_scale = torch.ones((), device=handle.device)

@@ -1,18 +1,17 @@
 """offload() in training: large parameters step in slices, small parts together, equal numbers."""
 
-import copy
 import importlib
 
 import pytest
 
-from offloaded import LAYER, assert_same_module, layers, nn, same
+from offloaded import LAYER, layers, nn
 from optimizers import FLAGS, make, skip_without_kernels
-from tensors import mt, torch
+from tensors import torch
+from twins import Twins, total
 
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
 Visits = importlib.import_module("managedmem.torch._offload_visits").Visits
 
-DEVICE = 0
 WIDTH = 64
 ROWS = 1000  # of the table of an embedding, which is large for the ring
 TABLE = ROWS * WIDTH * 4
@@ -25,28 +24,17 @@ def small_slices(monkeypatch):
     monkeypatch.setattr("managedmem.torch._offload_visits._ROWS", 64)
 
 
-class Trained:
-    """A model with a large table to offload, and one that stays, with an optimizer each."""
+class Trained(Twins):
+    """Models with a large table."""
 
     def __init__(self, on, name="Adam", flags=None, model=None):
         if model is None:
             inner = layers(4)
             model = nn.Sequential(nn.Embedding(ROWS, WIDTH), *inner, nn.Linear(WIDTH, ROWS)).to(on)
-        self.model = model
-        self.optimizer = make(self.model.parameters(), name, **(flags or {}))
-        self.name, self.flags = name, flags or {}
-
-    def offload(self, budget):
-        place = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        self.reference = copy.deepcopy(self.model).to(place)
-        self.other = make(self.reference.parameters(), self.name, **self.flags)
-        return mt.offload(self.model, DEVICE, budget=budget, optimizer=self.optimizer)
-
-    def total(self):
-        return sum(-(-p.nbytes // 512) * 512 for p in self.model.parameters())
+        super().__init__(model, lambda parameters: make(parameters, name, **(flags or {})))
 
     def step(self):
-        for model, stepped in ((self.model, self.optimizer), (self.reference, self.other)):
+        for model, stepped in self.sides:
             stepped.zero_grad()
             given = torch.arange(0, ROWS, 7, device=next(model.parameters()).device)
             if not isinstance(model[0], nn.Embedding):
@@ -55,15 +43,8 @@ class Trained:
             stepped.step()
 
     def check(self):
-        assert_same_module(self.model, self.reference)
-        for one, other in zip(self.model.parameters(), self.reference.parameters(), strict=True):
-            state, expected = self.optimizer.state[one], self.other.state[other]
-            assert state.keys() == expected.keys()
-            for key, value in state.items():
-                if torch.is_tensor(value):
-                    assert same(value, expected[key]), key
-                else:
-                    assert value == expected[key]
+        super().check()
+        self.check_state()
 
 
 def ring_of(handle):
@@ -76,9 +57,8 @@ class TestSlices:
     def test_numbers_of_a_whole_step(self, on, name, flags):
         skip_without_kernels(on, name, flags)
         trained = Trained(on, name, flags)
-        with trained.offload(trained.total() + TABLE) as handle:
-            for _ in range(4):
-                trained.step()
+        with trained.offload(total(trained.model) + TABLE) as handle:
+            trained.steps(4)
             trained.check()
             assert handle.stats()["failures"] == 0
             if name != "SGD":  # without state, a gradient fits in the ring
@@ -90,8 +70,7 @@ class TestSlices:
         monkeypatch.setattr("managedmem.torch._offload_visits.LEAST_SLICE", 4 << 10)
         trained = Trained(on, model=layers(12, on=on))
         with trained.offload(10 * LAYER) as handle:
-            for _ in range(3):
-                trained.step()
+            trained.steps(3)
             trained.check()
             assert handle.stats()["groups"] > 0
             cut = [stay for stay in _stays(trained, handle) if stay.cut is not None]
@@ -100,7 +79,7 @@ class TestSlices:
 
     def test_slices_are_copied_once_each_way(self, on):
         trained = Trained(on)
-        with trained.offload(trained.total() + 2 * TABLE) as handle:
+        with trained.offload(total(trained.model) + 2 * TABLE) as handle:
             trained.step()
             ring = ring_of(handle)
             before, sizes = ring.filled, []
@@ -115,9 +94,8 @@ class TestSlices:
     def test_parts_that_stay_step_together(self, on):
         """Where several fit in a third of the ring."""
         trained = Trained(on)
-        with trained.offload(trained.total() + 4 * TABLE) as handle:
-            trained.step()
-            trained.step()
+        with trained.offload(total(trained.model) + 4 * TABLE) as handle:
+            trained.steps(2)
             calls = [stay for stay in _stays(trained, handle) if stay.cut is None]
             assert sum(len(stay.parts) for stay in calls) == 4
             assert len(calls) < 4
@@ -128,11 +106,10 @@ class TestSlices:
     def test_gradients_that_fused_kernels_unscale(self, on, kind):
         """In the ring, and then at home."""
         trained = Trained(on, name=kind, flags={"fused": True})
-        with trained.offload(trained.total() + TABLE) as handle:
+        with trained.offload(total(trained.model) + TABLE) as handle:
             scalers = [torch.amp.GradScaler(handle.device.type, init_scale=8.0) for _ in range(2)]
             for _ in range(3):
-                sides = ((trained.model, trained.optimizer), (trained.reference, trained.other))
-                for (model, optimizer), scaler in zip(sides, scalers, strict=True):
+                for (model, optimizer), scaler in zip(trained.sides, scalers, strict=True):
                     optimizer.zero_grad()
                     given = torch.arange(0, ROWS, 7, device=handle.device)
                     scaler.scale(model(given).square().mean()).backward()
@@ -144,9 +121,9 @@ class TestSlices:
         """Beside a ring of the greatest size; and it is in the budget."""
         monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", TABLE)
         trained = Trained(on, name="AdamW")
-        total = trained.total()
+        size_of_all = total(trained.model)
         size = sum(p.nbytes for p in trained.model.parameters())
-        with trained.offload(2 * total + 4 * TABLE) as handle:
+        with trained.offload(2 * size_of_all + 4 * TABLE) as handle:
             places = []
             for _ in range(4):
                 trained.step()
@@ -170,7 +147,7 @@ class TestSlices:
         if on == "cpu" and torch.cuda.is_available():
             pytest.skip("the reference is on the other device")
         trained = Trained(on)
-        handle = trained.offload(trained.total() + TABLE)
+        handle = trained.offload(total(trained.model) + TABLE)
         trained.step()
         original, calls = PartialStep.run, []
 

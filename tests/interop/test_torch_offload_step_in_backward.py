@@ -10,57 +10,41 @@ import pytest
 from offloaded import IN_GRAPHS, LAYER, assert_same_module, hooks_of, layers, nn, same
 from optimizers import FLAGS, make, skip_without_kernels
 from tensors import mt, torch
+from twins import DEVICE, Twins, total
 
 checkpoint = pytest.importorskip("torch.utils.checkpoint").checkpoint
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
 Ring = importlib.import_module("managedmem.torch._offload_ring").Ring
-DEVICE = 0
 WIDTH = 64
 COUNT = 6
 STREAMED, RESIDENT, WHOLE = 4 * LAYER, (COUNT + 10) * LAYER, 6 * COUNT * LAYER
 
 
-class Pair:
-    """A model to offload and one that is trained plainly, with an optimizer each."""
+class Pair(Twins):
+    """Of which one is offloaded."""
 
     def __init__(self, on, model=None, budget=STREAMED, optimizer=make, **options):
-        self.model = layers(COUNT, on=on) if model is None else model
-        place = "cuda:0" if torch.cuda.is_available() else "cpu"
-        self.reference = copy.deepcopy(self.model).to(place)
-        self.optimizer = optimizer(self.model.parameters())
-        self.other = optimizer(self.reference.parameters())
-        self.sides = ((self.model, self.optimizer), (self.reference, self.other))
-        self.handle = mt.offload(
-            self.model,
-            DEVICE,
-            budget=budget,
-            optimizer=self.optimizer,
-            step_in_backward=True,
-            **options,
-        )
+        super().__init__(layers(COUNT, on=on) if model is None else model, optimizer)
+        self.handle = self.offload(budget, step_in_backward=True, **options)
 
     def backward(self, function=None, seed=0):
         for model, _ in self.sides:
             given = torch.rand(4, WIDTH, generator=torch.Generator().manual_seed(seed))
             given = given.to(self.handle.device)
-            (
-                model(given) if function is None else function(model, given)
-            ).square().mean().backward()
+            output = model(given) if function is None else function(model, given)
+            output.square().mean().backward()
 
     def step(self, function=None, seed=0):
         self.backward(function, seed)
-        for _, optimizer in self.sides:
-            assert optimizer.step() is None
-            optimizer.zero_grad()
+        self.apply()
+
+    def steps(self, count):
+        for seed in range(count):
+            self.step(seed=seed)
 
     def check(self):
-        assert_same_module(self.model, self.reference)
-        for one, other in zip(self.model.parameters(), self.reference.parameters(), strict=True):
-            state, expected = self.optimizer.state[one], self.other.state[other]
-            assert state.keys() == expected.keys()
-            for key, value in state.items():
-                is_tensor = torch.is_tensor(value)
-                assert same(value, expected[key]) if is_tensor else value == expected[key], key
+        super().check()
+        self.check_state()
 
     def counts(self):
         stats = self.handle.stats()
@@ -85,8 +69,7 @@ def sliced_pair(on, monkeypatch):
     torch.manual_seed(0)
     wide = nn.Linear(WIDTH, 1000)
     model = nn.Sequential(*layers(COUNT), wide, nn.Linear(1000, WIDTH)).to(on)
-    total = sum(-(-p.nbytes // 512) * 512 for p in model.parameters())
-    return Pair(on, model, budget=total + wide.weight.nbytes)
+    return Pair(on, model, budget=total(model) + wide.weight.nbytes)
 
 
 class TestNumbers:
@@ -99,9 +82,7 @@ class TestNumbers:
             pair.backward(seed=seed)
             assert gradients(pair.model) == []
             assert pair.counts() == ((seed + 1) * COUNT, 0)
-            for _, optimizer in pair.sides:
-                optimizer.step()
-                optimizer.zero_grad()
+            pair.apply()
             pair.check()
             assert pair.handle.stats()["held"] <= budget
         pair.handle.remove()
@@ -109,16 +90,14 @@ class TestNumbers:
 
     def test_where_everything_fits(self, on):
         pair = Pair(on, budget=WHOLE)
-        for seed in range(3):
-            pair.step(seed=seed)
+        pair.steps(3)
         pair.check()
         assert pair.counts() == (3 * COUNT, 0)
         assert pair.handle.stats()["state_on_host"] == 0
 
     def test_slices_of_a_large_parameter(self, on, monkeypatch):
         pair = sliced_pair(on, monkeypatch)
-        for seed in range(4):
-            pair.step(seed=seed)
+        pair.steps(4)
         pair.check()
         (ring,) = pair.handle._step.rings.values()
         assert ring.filled > 3 * (COUNT + 2)
@@ -211,9 +190,7 @@ class TestParametersThatAreLeft:
         for seed in range(3):
             pair.backward(seed=seed)
             assert len(gradients(pair.model)) == 1
-            for _, optimizer in pair.sides:
-                optimizer.step()
-                optimizer.zero_grad()
+            pair.apply()
             pair.check()
 
     def test_ones_without_a_gradient(self, on):
@@ -233,14 +210,14 @@ class TestParametersThatAreLeft:
             for seed in range(2):
                 pair.step(seed=seed)
                 assert gradients(pair.model) == []
-            assert_same_module(pair.model, pair.reference)
+            assert_same_module(pair.model, pair.twin)
 
     def test_one_outside_of_the_model(self, on):
         place = "cuda:0" if torch.cuda.is_available() else "cpu"
         outer = [torch.ones(WIDTH, device=place, requires_grad=True) for _ in range(2)]
         found = iter(outer)
         pair = Pair(on, optimizer=lambda p: make([*p, next(found)]))
-        every = dict(zip(map(id, (pair.model, pair.reference)), outer, strict=True))
+        every = dict(zip(map(id, (pair.model, pair.twin)), outer, strict=True))
         for _ in range(3):
             pair.step(lambda model, given: model(given) * every[id(model)])
         assert same(*outer)
@@ -290,9 +267,7 @@ class TestTheOptimizer:
         for _ in range(2):
             pair.backward()
             pair.optimizer.zero_grad(set_to_none=False)
-            for _, optimizer in pair.sides:
-                optimizer.step()
-                optimizer.zero_grad()
+            pair.apply()
         pair.check()
 
     def test_each_pass_is_a_step(self, on):
@@ -323,9 +298,7 @@ class TestRefusals:
         with pytest.raises(RuntimeError, match=r"'lr' of a group changed .* from 0\.01 to 0\.5"):
             pair.optimizer.step()
         pair.optimizer.param_groups[0]["lr"] = 0.01
-        for _, optimizer in pair.sides:
-            optimizer.step()
-            optimizer.zero_grad()
+        pair.apply()
         for change in (in_place, replace):
             pair = Pair(on, optimizer=lambda p: make(p, lr=torch.tensor(0.01), foreach=False))
             pair.step()
@@ -546,7 +519,7 @@ def test_a_part_that_steps_again_follows_its_copies_home(monkeypatch):
     for seed, (both, expected) in enumerate(
         [(1, 1), (1, 1), (0, 0), (0, 1), (1, 2), (1, 1), (0, 0), (1, 2)]
     ):
-        pair.model.both = pair.reference.both = bool(both)
+        pair.model.both = pair.twin.both = bool(both)
         pair.step(seed=seed)
         pair.check()
         steps += expected * count
@@ -605,8 +578,7 @@ class TestTheEnd:
     def test_an_exception_between_slices(self, on, monkeypatch):
         """No element is stepped twice."""
         pair = sliced_pair(on, monkeypatch)
-        for seed in range(2):
-            pair.step(seed=seed)
+        pair.steps(2)
         run, cuts = PartialStep.run, []
 
         def fail(self, chosen, staged=None):
@@ -654,7 +626,7 @@ class TestTheEnd:
             pair.model[6:](middle).sum().backward()
         changed = {k for k, v in pair.model.state_dict().items() if not same(v, before[k])}
         assert changed == {f"{i}.{name}" for i in (6, 8, 10) for name in ("weight", "bias")}
-        pair.reference.load_state_dict(pair.model.state_dict())
+        pair.twin.load_state_dict(pair.model.state_dict())
         pair.other.load_state_dict(copy.deepcopy(pair.optimizer.state_dict()))
         for _, optimizer in pair.sides:
             optimizer.zero_grad()

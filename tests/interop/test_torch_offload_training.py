@@ -9,10 +9,10 @@ import pytest
 import managedmem
 from constants import PAGE
 from managedmem import CUDAError, emulator
-from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, managed_tensors, nn, same
+from offloaded import LAYER, batch, hooks_of, layers, managed_tensors, nn, same
 from tensors import mt, torch
+from twins import DEVICE, Twins
 
-DEVICE = 0
 WEIGHT = 64 * 65 * 4  # the bytes of one layer's parameters, without the rest of their pages
 COUNT = 4
 # Of 4 layers: what is streamed and what stays, from nothing to everything.
@@ -39,21 +39,9 @@ def _is_tested(name, budget):
     return name in ("momentum", "Adam", "LBFGS") or budget in ("streamed", "some state")
 
 
-class Pair:
-    """A model to offload and one that stays, with an optimizer each, for the same steps."""
-
+class Pair(Twins):
     def __init__(self, on, make=OPTIMIZERS["Adam"], model=None):
-        self.model = layers(COUNT, on=on) if model is None else model
-        place = "cpu" if emulator.is_active() else "cuda:0"
-        self.reference = copy.deepcopy(self.model).to(place)
-        self.sides = [(m, make(m.parameters())) for m in (self.model, self.reference)]
-        self.optimizer = self.sides[0][1]
-
-    def each(self, function):
-        """Call a function with each model and its optimizer; compare what it returns."""
-        one, other = (function(model, optimizer) for model, optimizer in self.sides)
-        if one is not None:
-            assert same(one, other)
+        super().__init__(layers(COUNT, on=on) if model is None else model, make)
 
     def step(self, rows=4):
         def run(model, optimizer):
@@ -69,12 +57,6 @@ class Pair:
             return optimizer.step(closure)
 
         self.each(run)
-
-    def offload(self, budget, **options):
-        return mt.offload(self.model, DEVICE, budget=budget, optimizer=self.optimizer, **options)
-
-    def check(self):
-        assert_same_module(self.model, self.reference)
 
 
 def hosted_state(optimizer):
@@ -160,8 +142,7 @@ class TestSteps:
         pair = Pair(on)
         for budget in BUDGETS.values():
             with pair.offload(budget):
-                pair.step()
-                pair.step()
+                pair.steps(2)
             pair.check()
             assert managed_tensors(pair.model) == []
 
@@ -198,8 +179,7 @@ class TestSteps:
             with pair.offload(BUDGETS[budget]) as handle, monkeypatch.context() as patch:
                 for module in ("optimizer", "places"):
                     patch.setattr(f"managedmem.torch._offload_{module}._Slab", refuse)
-                pair.step()
-                pair.step()
+                pair.steps(2)
                 assert hosted_state(pair.optimizer) == (0, 16)
                 assert hosted_gradients(pair.model) == []
                 assert handle.stats()["failures"] > 0
@@ -213,8 +193,7 @@ class TestSteps:
         size = sum(p.nbytes for p in pair.model.parameters())
         original, counts = torch.Tensor.copy_, {"home": 0, "device": 0}
         with pair.offload(size + 8 * LAYER) as handle:
-            pair.step()
-            pair.step()
+            pair.steps(2)
             homes = [home.host for home in handle._gradients]
             homes += [part.home.host for part in handle._step.parts]
             starts = {home.data_ptr() for home in homes}
@@ -289,7 +268,7 @@ class TestSteps:
             mine, others = (pickle.dumps(optimizer.state_dict()) for _, optimizer in pair.sides)
             assert len(mine) < 1.1 * len(others)
             saved = pickle.loads(mine)["state"]
-            known = pair.sides[1][1].state_dict()["state"]
+            known = pair.other.state_dict()["state"]
             assert all(same(saved[i]["exp_avg"], known[i]["exp_avg"]) for i in known)
 
     def test_empty_state_makes_no_new_home(self, on):
@@ -335,7 +314,7 @@ class TestSteps:
                 pair.optimizer.step()
             finally:
                 emulator.clear_failures()
-            pair.sides[1][1].step()
+            pair.other.step()
             pair.check()
             assert handle.stats()["failures"] == 0  # it asks about no scalar
 
@@ -405,8 +384,7 @@ class TestSteps:
         torch.manual_seed(0)
         pair = Pair(on, model=nn.Sequential(*(Counting() for _ in range(6))).to(on))
         with pair.offload(6 * LAYER):
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             pair.check()
         pair.check()
 
@@ -535,8 +513,7 @@ class TestModels:
 
         pair = Pair(on, make, model)
         with pair.offload(4 * (LAYER + 4 * PAGE), blocks=model):
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             assert model[0].frozen.weight.grad is None
             pair.check()
         pair.check()
@@ -556,8 +533,7 @@ class TestModels:
 
         pair = Pair(on, model=Tied().to(on))
         with pair.offload(4 * LAYER):
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             pair.check()
 
     def test_attention(self, on):
@@ -567,8 +543,7 @@ class TestModels:
         model = nn.Sequential(*(copy.deepcopy(layer) for _ in range(3))).to(on)
         pair = Pair(on, model=model)
         with pair.offload(40 * PAGE) as handle:
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             pair.check()
             assert handle.stats()["groups"] > 3
 
@@ -592,8 +567,7 @@ class TestModels:
         """The parameters are then written although they were said to be read."""
         pair = Pair(on)
         with mt.offload(pair.model, DEVICE, budget=2 * LAYER):
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             pair.check()
         pair.check()
 
@@ -649,8 +623,7 @@ class TestOptimizers:
             lambda optimizer, *_: seen.append(len(optimizer.param_groups[0]["params"]))
         )
         with pair.offload(BUDGETS["streamed"]):
-            pair.step()
-            pair.step()
+            pair.steps(2)
             assert seen == [2 * COUNT] * 2
             assert hosted_state(pair.optimizer) == (16, 0)
             pair.check()
@@ -668,8 +641,7 @@ class TestOptimizers:
 
         pair = Pair(on, make)
         with pair.offload(BUDGETS["streamed"]):
-            for _ in range(3):
-                pair.step()
+            pair.steps(3)
             pair.check()
 
     def test_parameters_that_the_model_does_not_have(self, on):
@@ -757,8 +729,7 @@ class TestOptimizers:
             except CUDAError:
                 pair.check()
                 continue
-            pair.step()
-            pair.step()
+            pair.steps(2)
             pair.check()
             try:
                 handle.remove()
