@@ -10,6 +10,7 @@
 #include "working/part_frames.h"
 #include "working/slab.h"
 #include "working/use_ends.h"
+#include "random_numbers.h"
 #include "world.h"
 
 enum {
@@ -24,14 +25,6 @@ enum {
 };
 
 static mm_status st;
-static uint64_t seed;
-
-static inline uint32_t
-random_below(uint32_t limit)
-{
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33) % limit;
-}
 
 /* --- a driver whose device memory is watched ------------------------------------------------ */
 

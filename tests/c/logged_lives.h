@@ -83,16 +83,6 @@ check_label(size_t index, const char *expected)
 }
 
 static inline mm_memory *
-allocate(size_t size)
-{
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, size, &st);
-
-    CHECK(m != NULL);
-    return m;
-}
-
-static inline mm_memory *
 wrap(CUdeviceptr start, size_t size)
 {
     mm_status st;

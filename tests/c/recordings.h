@@ -85,9 +85,8 @@ report_of(mm_recording *r)
 static inline mm_memory *
 allocate(size_t size)
 {
-    mm_memory *m = mm_memory_allocate(world.cu, size, &st);
+    mm_memory *m = world_allocate(size);
 
-    CHECK(m != NULL);
     memset((void *)(uintptr_t)m->start, 1, size);
     return m;
 }

@@ -77,16 +77,6 @@ TEST(sets_and_locations_convert)
     CHECK_EQUAL(mm_advice_from_name("set_accessed_b"), 0);
 }
 
-static mm_memory *
-allocate_pages(size_t pages)
-{
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, pages * mm_page_size(), &st);
-
-    CHECK(m != NULL);
-    return m;
-}
-
 static mm_range
 part_of(const mm_memory *m, size_t first, size_t pages)
 {
@@ -98,7 +88,7 @@ part_of(const mm_memory *m, size_t first, size_t pages)
 
 TEST(adjacent_ranges_take_one_call)
 {
-    mm_memory *m = allocate_pages(4);
+    mm_memory *m = world_allocate(4 * mm_page_size());
     const mm_transfer transfers[] = {{.range = part_of(m, 0, 1), .location = mm_host()},
                                      {.range = part_of(m, 1, 1), .location = mm_host()},
                                      {.range = part_of(m, 2, 2), .location = mm_host()}};
@@ -116,7 +106,7 @@ TEST(adjacent_ranges_take_one_call)
 
 TEST(bad_ranges_are_explained)
 {
-    mm_memory *m = allocate_pages(2);
+    mm_memory *m = world_allocate(2 * mm_page_size());
     size_t page = mm_page_size();
     mm_range over = {.start = m->start + page, .size = 2 * page};
     mm_range wraps = {.start = m->start + page, .size = SIZE_MAX};
@@ -138,7 +128,7 @@ TEST(bad_ranges_are_explained)
 /* The driver does not tell the range of a batch that it refused. */
 TEST(the_bad_range_of_a_batch_is_found)
 {
-    mm_memory *m = allocate_pages(8), *gone = allocate_pages(1);
+    mm_memory *m = world_allocate(8 * mm_page_size()), *gone = world_allocate(1 * mm_page_size());
     const mm_operation ops[] = {MM_PREFETCH, MM_DISCARD, MM_DISCARD_PREFETCH};
     CUdeviceptr freed = gone->start;
     char address[32];
@@ -168,10 +158,9 @@ TEST(many_ranges_are_discarded_by_one_call)
     enum { COUNT = 50 };
     const size_t page = mm_page_size();
     mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, 2 * COUNT * page, &st);
+    mm_memory *m = world_allocate(2 * COUNT * page);
     mm_batch b;
 
-    CHECK(m != NULL);
     CHECK_OK(mm_batch_init(&b, COUNT, &st), &st);
     for (size_t i = 0; i < COUNT; i++) {
         b.transfers[i] = (mm_transfer){{m->start + 2 * i * page, page, m->start}, mm_host()};

@@ -28,16 +28,6 @@ run_inside(void (*function)(void *), void *argument)
     CHECK_EQUAL(world.cu->StreamDestroy(stream), CUDA_SUCCESS);
 }
 
-static mm_memory *
-allocate(void)
-{
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, SIZE, &st);
-
-    CHECK(m != NULL);
-    return m;
-}
-
 static mm_pool *
 make_pool(void)
 {
@@ -94,7 +84,7 @@ close_refused(void *memory)
 /* The call under way may wait for the host function. */
 TEST(closing_never_waits_there)
 {
-    mm_memory *m = allocate();
+    mm_memory *m = world_allocate(SIZE);
     bool first = false;
     mm_status st;
 
@@ -128,7 +118,7 @@ TEST(the_end_never_waits_there)
 {
     mm_pool *pool = make_pool();
 
-    check_that_the_end_never_waits(allocate());
+    check_that_the_end_never_waits(world_allocate(SIZE));
     check_that_the_end_never_waits(allocate_from(pool, NULL, NULL));
     release_pool(pool);
 }
@@ -199,19 +189,6 @@ TEST(refused_calls_are_repeated)
     world.fail_clear();
 }
 
-static CUstream
-make_stream_on(int device)
-{
-    CUstream stream = NULL;
-    mm_scope scope;
-    mm_status st;
-
-    CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
-    CHECK_EQUAL(world.cu->StreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
-    mm_scope_leave(&scope);
-    return stream;
-}
-
 TEST(pools_and_streams_go_late)
 {
     size_t pools = world.live_pools(), streams = world.live_streams();
@@ -232,7 +209,7 @@ TEST(forked_children_attempt_nothing)
     int status = 1;
     pid_t child;
 
-    run_inside(release_memory, allocate());
+    run_inside(release_memory, world_allocate(SIZE));
     child = fork();
     if (child == 0) {
         attempt();
@@ -249,9 +226,9 @@ static void *
 leave_and_allocate(void *pool)
 {
     for (int i = 0; i < ROUNDS; i++) {
-        run_inside(release_memory, allocate());
+        run_inside(release_memory, world_allocate(SIZE));
         run_inside(release_memory, allocate_from(pool, NULL, NULL));
-        mm_memory_release(allocate());
+        mm_memory_release(world_allocate(SIZE));
     }
     return NULL;
 }
@@ -272,7 +249,8 @@ TEST(threads_free_each_others_memory)
 TEST(captures_of_other_devices_survive)
 {
     size_t live = world.live_allocations();
-    CUstream stream = make_stream_on(0), other = make_stream_on(1);
+    CUstream stream = world_make_stream(0, CU_STREAM_NON_BLOCKING),
+             other = world_make_stream(1, CU_STREAM_NON_BLOCKING);
     mm_pool *pool = make_pool();
     CUgraph graph = NULL;
 

@@ -29,7 +29,7 @@ timed_free(CUdeviceptr start)
 
     freed_at = clock_now();
     world.cu->MemFree = real_free;
-    successor = allocate(SIZE);
+    successor = world_allocate(SIZE);
     return code;
 }
 
@@ -46,7 +46,7 @@ TEST(a_life_lasts_until_the_free_returns)
     world.cu->MemAllocManaged = timed_allocate;
     world.cu->MemFree = timed_free;
     start_log();
-    m = allocate(SIZE);
+    m = world_allocate(SIZE);
     record = record_at(0, label);
     CHECK(allocated_at > 0 && record.born >= allocated_at && record.born <= clock_now());
     CHECK_EQUAL(record.died, LIVES);
@@ -64,14 +64,14 @@ TEST(a_life_lasts_until_the_free_returns)
 
 TEST(memory_from_before_has_no_birth)
 {
-    mm_memory *before = allocate(SIZE), *after;
+    mm_memory *before = world_allocate(SIZE), *after;
     char label[MM_NAME_BYTES + 1];
     uint64_t serial;
 
-    mm_memory_release(allocate(SIZE)); /* is in no log */
+    mm_memory_release(world_allocate(SIZE)); /* is in no log */
     start_log();
     CHECK_EQUAL(mm_lives_log_count(), 1);
-    after = allocate(SIZE);
+    after = world_allocate(SIZE);
     CHECK_EQUAL(mm_lives_log_count(), 2);
     CHECK_EQUAL(record_at(0, label).born, 0);
     CHECK_EQUAL(record_at(0, label).start, before->start);
@@ -113,7 +113,7 @@ TEST(no_bytes_have_no_life)
     mm_memory *m, *wrapped;
 
     start_log();
-    m = allocate(0);
+    m = world_allocate(0);
     wrapped = wrap(0, 0);
     name(m, "nothing");
     CHECK_EQUAL(mm_lives_log_count(), 0);
@@ -129,7 +129,7 @@ TEST(other_failed_frees_end_the_life)
     mm_memory *m;
 
     start_log();
-    m = allocate(SIZE);
+    m = world_allocate(SIZE);
     world.fail("cuMemFree", 1, CUDA_ERROR_LAUNCH_FAILED, 1);
     CHECK_EQUAL(close_memory(m), -1);
     world.fail_clear();
@@ -186,7 +186,7 @@ TEST(blocks_of_pools_live)
 
 TEST(wrapped_memory_with_a_name_lives)
 {
-    mm_memory *owned = allocate(SIZE), *before = wrap(owned->start, 100), *during;
+    mm_memory *owned = world_allocate(SIZE), *before = wrap(owned->start, 100), *during;
     char label[MM_NAME_BYTES + 1];
     uint64_t wrapped;
 
@@ -265,13 +265,13 @@ TEST(a_full_log_does_not_grow)
 
     CHECK_OK(mm_lives_log_start(2, &st), &st);
     for (int i = 0; i < MANY; i++) {
-        lasting[i] = allocate(SIZE);
+        lasting[i] = world_allocate(SIZE);
         CHECK_EQUAL(mm_lives_log_missed(), i < 2 ? 0 : i - 1);
         CHECK_EQUAL(mm_lives_log_count(), i < 2 ? i + 1 : 2);
     }
     bytes = live_bytes();
     for (int i = 0; i < MANY; i++) {
-        mm_memory_release(allocate(SIZE));
+        mm_memory_release(world_allocate(SIZE));
         CHECK_EQUAL(live_bytes(), bytes);
     }
     CHECK_EQUAL(mm_lives_log_missed(), 2 * MANY - 2);
@@ -349,7 +349,7 @@ start_and_stop(void *unused, mm_status *st)
 TEST(out_of_host_memory_changes_nothing)
 {
     size_t count = 2;
-    mm_memory *m = allocate(SIZE), *other = allocate(SIZE);
+    mm_memory *m = world_allocate(SIZE), *other = world_allocate(SIZE);
     char text[MM_NAME_BYTES + 1];
 
     name(m, "before");

@@ -38,7 +38,7 @@ live_and_die(void *argument)
     crowd *c = argument;
 
     for (int i = 0; i < ROUNDS || !atomic_load(&c->stop); i++) {
-        mm_memory *owned = allocate(SIZE), *wrapped = wrap(c->start, SIZE);
+        mm_memory *owned = world_allocate(SIZE), *wrapped = wrap(c->start, SIZE);
         name(wrapped, i % 2 ? "wrapped" : NULL);
         name(owned, "owned");
         name(c->shared, i % 3 ? i % 2 ? "aaaaaaaaaa" : bs : NULL);
@@ -112,7 +112,7 @@ live_or_log(void *argument)
 
 TEST(threads_live_while_logs_start_and_stop)
 {
-    mm_memory *owned = allocate(SIZE), *shared = wrap(owned->start, 100);
+    mm_memory *owned = world_allocate(SIZE), *shared = wrap(owned->start, 100);
     crowd c = {.start = owned->start, .shared = shared};
 
     check_threads(WORKERS + 1, live_or_log, &c);

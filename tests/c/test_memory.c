@@ -10,16 +10,6 @@
 
 enum { ROUNDS = 200, WORKERS = 4, PAGE_COUNT = 4 };
 
-static mm_memory *
-allocate(size_t size)
-{
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, size, &st);
-
-    CHECK(m != NULL);
-    return m;
-}
-
 TEST(a_reopened_guard_can_be_closed_again)
 {
     mm_guard g = {0};
@@ -243,7 +233,7 @@ TEST(close_races_prefetch)
     size_t before = world.live_allocations();
 
     for (int round = 0; round < ROUNDS / 4; round++) {
-        shared_memory s = {.memory = allocate(PAGE_COUNT * mm_page_size())};
+        shared_memory s = {.memory = world_allocate(PAGE_COUNT * mm_page_size())};
 
         check_threads(WORKERS, prefetch_until_closed, &s);
         CHECK_EQUAL(atomic_load(&s.closings), 1);
@@ -264,7 +254,7 @@ TEST(last_reference_goes_in_any_thread)
     size_t before = world.live_allocations();
 
     for (int round = 0; round < ROUNDS; round++) {
-        mm_memory *m = allocate(100);
+        mm_memory *m = world_allocate(100);
 
         for (int i = 1; i < WORKERS; i++) {
             mm_memory_retain(m);
@@ -277,7 +267,7 @@ TEST(last_reference_goes_in_any_thread)
 static void *
 use_everything(void *unused)
 {
-    mm_memory *m = allocate(PAGE_COUNT * mm_page_size());
+    mm_memory *m = world_allocate(PAGE_COUNT * mm_page_size());
     mm_range range = {.start = m->start, .size = m->size};
     CUmemLocation location;
     mm_batch batch;

@@ -13,16 +13,6 @@ enum { BLOCK_PAGES = 512 };
 
 /* --- places ---------------------------------------------------------------------------------- */
 
-static mm_memory *
-allocate(size_t pages)
-{
-    mm_status st;
-    mm_memory *memory = mm_memory_allocate(world.cu, pages * page_size(), &st);
-
-    CHECK(memory != NULL);
-    return memory;
-}
-
 static mm_range
 part_of(const mm_memory *memory, size_t offset, size_t size)
 {
@@ -115,7 +105,7 @@ check_places(mm_range range, const expected_run *expected, size_t count)
 
 TEST(places_follow_the_moves)
 {
-    mm_memory *m = allocate(64);
+    mm_memory *m = world_allocate(64 * page_size());
     uint64_t page = page_size();
 
     CHECK_PLACES(pages_of(m, 0, 64), {64 * page, MM_PLACE_NOT_HOST, NONE});
@@ -144,7 +134,7 @@ TEST(places_follow_the_moves)
 TEST(hints_of_large_ranges_are_those_of_blocks)
 {
     size_t blocks = 8, count = blocks * BLOCK_PAGES, few = 1000;
-    mm_memory *m = allocate(count + BLOCK_PAGES);
+    mm_memory *m = world_allocate((count + BLOCK_PAGES) * page_size());
     uint64_t page = page_size(), border = BLOCK_PAGES * page;
     size_t first = (size_t)((border - m->start % border) % border / page);
     mm_range range = pages_of(m, first, count);
@@ -165,7 +155,7 @@ TEST(hints_of_large_ranges_are_those_of_blocks)
 
 TEST(the_driver_is_asked_little)
 {
-    mm_memory *m = allocate(64);
+    mm_memory *m = world_allocate(64 * page_size());
     mm_places places;
     mm_status st;
 
@@ -188,7 +178,7 @@ TEST(the_driver_is_asked_little)
 
 TEST(failures_leave_nothing)
 {
-    mm_memory *m = allocate(64);
+    mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     mm_places places;
     mm_status st;
@@ -221,7 +211,7 @@ TEST(failures_leave_nothing)
 
 TEST(failed_allocations_leave_nothing)
 {
-    mm_memory *m = allocate(64);
+    mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     bool failed = true;
     mm_status st;
@@ -251,7 +241,7 @@ TEST(failed_allocations_leave_nothing)
 
 TEST(systems_whose_page_map_says_nothing_are_refused)
 {
-    mm_memory *m = allocate(1);
+    mm_memory *m = world_allocate(page_size());
     mm_places places;
     mm_status st;
 
@@ -272,7 +262,7 @@ TEST(systems_whose_page_map_says_nothing_are_refused)
 
 TEST(places_have_the_bytes_of_nodes)
 {
-    mm_memory *m = allocate(64);
+    mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     uint64_t page = page_size(), sum = 0;
     mm_places places;

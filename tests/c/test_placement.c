@@ -6,20 +6,13 @@
 
 #include "check.h"
 #include "failing_allocations.h"
+#include "random_numbers.h"
 
 enum { UNIT = MM_PART_ALIGNMENT, PARTS = 20, STEPS = 400, RUNS = 60 };
 
 static mm_placement placement;
 static mm_place places[PARTS];
-static uint64_t seed;
 static mm_status st;
-
-static uint32_t
-random_below(uint32_t limit)
-{
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33) % limit;
-}
 
 static void
 begin(size_t room, size_t most)

@@ -297,12 +297,10 @@ execute_often(void *argument)
 
 TEST(threads_execute_one_plan)
 {
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, (size_t)8 << 20, &st);
+    mm_memory *m = world_allocate((size_t)8 << 20);
     mm_plan_entry entries[16];
     shared s = {.plan = NULL};
 
-    CHECK(m != NULL);
     for (size_t i = 0; i < 16; i++) {
         entries[i] = entry(m->start + (i << 19), (size_t)1 << 17, device((int)(i % 2)), &m->guard);
         entries[i].transfer.range.allocation = m->allocation;

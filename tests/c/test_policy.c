@@ -6,16 +6,6 @@ enum { PAGES = 8 };
 
 static __typeof__(world.cu->MemAdvise) kept_advise;
 
-static mm_memory *
-allocate(void)
-{
-    mm_status st;
-    mm_memory *m = mm_memory_allocate(world.cu, PAGES * mm_page_size(), &st);
-
-    CHECK(m != NULL);
-    return m;
-}
-
 static mm_range
 pages_of(const mm_memory *m, size_t first, size_t count)
 {
@@ -90,7 +80,7 @@ advise_first_page(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLoca
 
 TEST(records_that_stay_behind_are_settled_page_by_page)
 {
-    mm_memory *m = allocate();
+    mm_memory *m = world_allocate(PAGES * mm_page_size());
     const mm_memory *const targets[] = {m};
     const mm_policy policy = {true, mm_host(), mm_location_bit(mm_location_from_bit(1))};
     const mm_page_run whole = {.range = pages_of(m, 0, PAGES), .policy = policy};

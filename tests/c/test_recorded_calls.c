@@ -304,8 +304,7 @@ set_up(const char *path)
     world_open(path);
     device0 = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     device1 = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1);
-    memory = mm_memory_allocate(world.cu, SIZE, &st);
-    CHECK(memory != NULL);
+    memory = world_allocate(SIZE);
     CHECK_OK(mm_set_current_device(world.cu, 0, &st), &st);
     range = (mm_range){memory->start, SIZE, memory->allocation};
 }

@@ -12,10 +12,9 @@ work(void *argument)
 
     (void)argument;
     while (!atomic_load(&work_ends)) {
-        mm_memory *m = mm_memory_allocate(world.cu, 16 * PAGE, &own);
+        mm_memory *m = world_allocate(16 * PAGE);
         mm_range range;
         mm_batch batch;
-        CHECK(m != NULL);
         range = range_of(m);
         prefetch(range, device(0));
         CHECK_OK(mm_range_advise(world.cu, range, CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(), &own),

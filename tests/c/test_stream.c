@@ -6,13 +6,8 @@
 static CUstream
 begin_capture_on(int device)
 {
-    CUstream stream = NULL;
-    mm_scope scope;
-    mm_status st;
+    CUstream stream = world_make_stream(device, CU_STREAM_DEFAULT);
 
-    CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
-    CHECK_EQUAL(world.cu->StreamCreate(&stream, CU_STREAM_DEFAULT), CUDA_SUCCESS);
-    mm_scope_leave(&scope);
     CHECK_EQUAL(world.begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
     return stream;
 }
@@ -40,15 +35,11 @@ TEST(a_thread_without_a_context_sees_captures)
 {
     const mm_dispatch_options options = {NULL, MM_DISPATCH_AUTO, MM_DEFER_NO};
     CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
-    CUstream stream;
-    mm_memory *m;
-    mm_range range;
+    mm_memory *m = world_allocate(1 << 20);
+    mm_range range = {m->start, m->size, m->start};
+    CUstream stream = begin_capture_on(0);
     mm_status st;
 
-    m = mm_memory_allocate(world.cu, 1 << 20, &st);
-    CHECK(m != NULL);
-    range = (mm_range){m->start, m->size, m->start};
-    stream = begin_capture_on(0);
     check_capturing(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
     check_capturing(mm_dispatch_check(world.cu, MM_DISCARD, &options, &st), &st);
     CHECK_EQUAL(world.context_depth(), 0);
@@ -108,8 +99,7 @@ TEST(nothing_is_kept_of_other_contexts)
 
     CHECK_OK(mm_scope_enter(&scope, world.cu, 0, &st), &st);
     atomic_store(&cu.primary[0], (CUcontext)&cu);
-    m = mm_memory_allocate(world.cu, 1 << 20, &st);
-    CHECK(m != NULL);
+    m = world_allocate(1 << 20);
     mm_batch_one(&b, (mm_range){m->start, m->size, m->start}, mm_host());
     world.log_clear();
     CHECK_OK(world_run(&cu, MM_DISCARD, &b, NULL, MM_DISPATCH_AUTO, &st), &st);

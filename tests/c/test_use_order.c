@@ -4,19 +4,12 @@
 
 #include "check.h"
 #include "failing_allocations.h"
+#include "random_numbers.h"
 
 enum { PARTS = 24, MOST_PARTS = 400, MOST_LIVING = 8, STEPS = 3000 };
 
 static mm_status st;
-static uint64_t seed;
 static mm_use_order order;
-
-static uint32_t
-random_below(uint32_t limit)
-{
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33) % limit;
-}
 
 static uint32_t
 add(bool is_written)

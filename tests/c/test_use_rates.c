@@ -4,20 +4,13 @@
 #include <string.h>
 
 #include "check.h"
+#include "random_numbers.h"
 
 enum { PARTS = 24, MANY = 200000 };
 
 static mm_use_clock time_of_uses;
 static mm_use_rate rates[PARTS];
 static double heats[PARTS];
-static uint64_t seed;
-
-static uint32_t
-random_below(uint32_t limit)
-{
-    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return (uint32_t)(seed >> 33) % limit;
-}
 
 static void
 begin(void)

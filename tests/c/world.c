@@ -83,6 +83,29 @@ world_path_beside(const char *path, const char *name, char found[PATH_MAX])
     (void)snprintf(found, PATH_MAX, "%.*s%s", (int)(slash - path + 1), path, name);
 }
 
+mm_memory *
+world_allocate(size_t size)
+{
+    mm_status st;
+    mm_memory *memory = mm_memory_allocate(world.cu, size, &st);
+
+    CHECK(memory != NULL);
+    return memory;
+}
+
+CUstream
+world_make_stream(int device, unsigned flags)
+{
+    CUstream stream = NULL;
+    mm_scope scope;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, device, &st), &st);
+    CHECK_EQUAL(world.cu->StreamCreate(&stream, flags), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    return stream;
+}
+
 size_t
 world_calls(const char *function)
 {

@@ -55,6 +55,11 @@ void world_open_devices(const char *path);
 /* The path of a file in the folder of another file. */
 void world_path_beside(const char *path, const char *name, char found[PATH_MAX]);
 
+mm_memory *world_allocate(size_t size);
+
+/* A stream of a device. */
+CUstream world_make_stream(int device, unsigned flags);
+
 /* mm_batch_run, without deferring. */
 int world_run(mm_driver *cu, mm_operation op, mm_batch *b, CUstream stream, mm_dispatch dispatch,
               mm_status *st);
