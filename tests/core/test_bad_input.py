@@ -15,6 +15,7 @@ from contents import contents, pattern, write
 from driver import device_memory
 from foreign_objects import CudaArray, foreign, torch_like
 from identifiers import label
+from managed_uses import USES
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource
 from programs import run_python
 
@@ -165,26 +166,13 @@ class TestSizes:
 
 
 NEEDS_MANAGED = {
-    "read_mostly": lambda b: b.read_mostly,
-    "read_mostly =": lambda b: setattr(b, "read_mostly", True),
-    "preferred_location": lambda b: b.preferred_location,
-    "preferred_location =": lambda b: setattr(b, "preferred_location", Host()),
+    **USES,
     "preferred_location = None": lambda b: setattr(b, "preferred_location", None),
-    "accessed_by members": lambda b: set(b.accessed_by),
     "accessed_by length": lambda b: len(b.accessed_by),
     "accessed_by in": lambda b: Host() in b.accessed_by,
     "accessed_by add": lambda b: b.accessed_by.add(Host()),
     "accessed_by discard": lambda b: b.accessed_by.discard(Host()),
-    "accessed_by =": lambda b: setattr(b, "accessed_by", [Host()]),
-    "last_prefetch_location": lambda b: b.last_prefetch_location,
-    "prefetch": lambda b: b.prefetch(Device(0)),
-    "discard": lambda b: b.discard(),
-    "discard_prefetch": lambda b: b.discard_prefetch(Host()),
     "slice prefetch": lambda b: b[:PAGE].prefetch(Host()),
-    "free advise": lambda b: managedmem.advise(b, "set_read_mostly"),
-    "free prefetch": lambda b: managedmem.prefetch([b, b], Host()),
-    "free discard": managedmem.discard,
-    "free discard_prefetch": lambda b: managedmem.discard_prefetch([b], Host()),
 }
 needs_managed = pytest.mark.parametrize("use", NEEDS_MANAGED.values(), ids=NEEDS_MANAGED)
 

@@ -10,6 +10,7 @@ import managedmem
 from constants import MIB, PAGE
 from contents import contents, write
 from driver import device_memory, managed_memory
+from managed_uses import USES
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, emulator
 from threads import at_once
 
@@ -326,16 +327,7 @@ class TestSubclass:
 
 
 ACTIVE = {
-    "read_mostly": lambda b: b.read_mostly,
-    "read_mostly =": lambda b: setattr(b, "read_mostly", True),
-    "preferred_location": lambda b: b.preferred_location,
-    "preferred_location =": lambda b: setattr(b, "preferred_location", Host()),
-    "accessed_by members": lambda b: list(b.accessed_by),
-    "accessed_by =": lambda b: setattr(b, "accessed_by", [Host()]),
-    "last_prefetch_location": lambda b: b.last_prefetch_location,
-    "prefetch": lambda b: b.prefetch(Host()),
-    "discard": lambda b: b.discard(),
-    "discard_prefetch": lambda b: b.discard_prefetch(Host()),
+    **USES,
     "fill": lambda b: b.fill(0),
     "copy_to": lambda b: b.copy_to(),
     "copy_from": lambda b: b.copy_from(b),
@@ -345,10 +337,6 @@ ACTIVE = {
     "bytes": bytes,
     "__cuda_array_interface__": lambda b: b.__cuda_array_interface__,
     "__dlpack__": lambda b: b.__dlpack__(),
-    "free advise": lambda b: managedmem.advise(b, "set_read_mostly"),
-    "free prefetch": lambda b: managedmem.prefetch([b], Host()),
-    "free discard": lambda b: managedmem.discard([b]),
-    "free discard_prefetch": lambda b: managedmem.discard_prefetch(b, Host()),
 }
 
 

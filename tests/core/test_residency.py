@@ -366,19 +366,11 @@ class TestSystems:
     @pytest.mark.emulator_only
     def test_without_proc(self):
         done = run_python("""
-            import ctypes, managedmem, pytest
-            libc = ctypes.CDLL(None)
-            namespaces = 0x10020000  # of a user, and of mounts
-            private = 1 << 18 | 1 << 14
+            import managedmem, pytest
+            from namespaces import hide_proc
             buffer = managedmem.empty(1 << 20)
             assert buffer.residency().on_host == 0
-            if (
-                libc.unshare(namespaces) != 0
-                or libc.mount(b"none", b"/", None, private, None) != 0
-                or libc.mount(b"none", b"/proc", b"tmpfs", 0, None) != 0
-            ):
-                print("no namespaces")
-                raise SystemExit
+            hide_proc()
             for call in (buffer.residency, lambda: managedmem.residency([buffer])):
                 with pytest.raises(FileNotFoundError) as error:
                     call()
@@ -397,17 +389,9 @@ class TestSystems:
         listed.write_text(f"{nodes}\n")
         done = run_python(f"""
             import ctypes, managedmem
-            libc = ctypes.CDLL(None)
-            namespaces = 0x10020000  # of a user, and of mounts
-            private, bind = 1 << 18 | 1 << 14, 1 << 12
+            from namespaces import BIND, mount_alone
             file = b"/sys/devices/system/node/has_memory"
-            if (
-                libc.unshare(namespaces) != 0
-                or libc.mount(b"none", b"/", None, private, None) != 0
-                or libc.mount({str(listed)!r}.encode(), file, None, bind, None) != 0
-            ):
-                print("no namespaces")
-                raise SystemExit
+            mount_alone({str(listed)!r}.encode(), file, flags=BIND)
             buffer = managedmem.empty(1 << 20)
             ctypes.memset(buffer.handle, 1, 1 << 19)
             parts = [buffer[5:], buffer[: 1 << 19], buffer[:0], buffer[1 << 19 :]]

@@ -340,19 +340,6 @@ class Case:
 
     # --- calls
 
-    def call_dtype(self):
-        found = managedmem.typing.DType(self.maybe(self.text()))
-        check(managedmem.typing.DType(str(found)) == found, "a dtype does not read back", found)
-
-    def call_empty(self):
-        shape = self.maybe(self.lengths())
-        dtype = self.maybe(self.text())
-        with managedmem.empty(shape, dtype) as buffer:
-            count = 1
-            for length in shape if isinstance(shape, tuple | list) else (shape,):
-                count *= operator.index(length)
-            check(buffer.nbytes == count * buffer.itemsize, "nbytes of empty()", shape, dtype)
-
     def call_target(self):
         """One target, which is accepted only where it lies in managed memory."""
         target = self.target()
@@ -365,6 +352,19 @@ class Case:
                 "memory was accepted that is not there",
                 interface,
             )
+
+    def call_dtype(self):
+        found = managedmem.typing.DType(self.maybe(self.text()))
+        check(managedmem.typing.DType(str(found)) == found, "a dtype does not read back", found)
+
+    def call_empty(self):
+        shape = self.maybe(self.lengths())
+        dtype = self.maybe(self.text())
+        with managedmem.empty(shape, dtype) as buffer:
+            count = 1
+            for length in shape if isinstance(shape, tuple | list) else (shape,):
+                count *= operator.index(length)
+            check(buffer.nbytes == count * buffer.itemsize, "nbytes of empty()", shape, dtype)
 
     def call_prefetch(self):
         managedmem.prefetch(
@@ -454,29 +454,7 @@ class Case:
         stream = self.any_stream()
         self.arena.prefetch(Host(), stream=stream)
 
-    CALLS = (
-        call_target,
-        call_dtype,
-        call_empty,
-        call_prefetch,
-        call_discard,
-        call_discard_prefetch,
-        call_advise,
-        call_copy_from,
-        call_copy_to,
-        call_fill,
-        call_slice,
-        call_range,
-        call_view,
-        call_from_handle,
-        call_exports,
-        call_location,
-        call_accessed_by,
-        call_preferred,
-        call_read_mostly,
-        call_plan,
-        call_stream,
-    )
+    CALLS = tuple(call for name, call in vars().items() if name.startswith("call_"))
 
     def run(self):
         for _ in range(MOST_CALLS):

@@ -132,6 +132,16 @@ def numpy_copy_in_place_of_another(w):
         managedmem.result_cache.max_nbytes = before
 
 
+def of_members(name, *arguments, faults=1, prepare=lambda w: None):
+    """A method of the set of locations with access."""
+    return Operation(
+        lambda w: getattr(w.members, name)(*arguments),
+        f"AccessedBySetProxy.{name}",
+        prepare=prepare,
+        faults=faults,
+    )
+
+
 OPERATIONS = {
     # Queries.
     "get read_mostly": Operation(lambda w: w.a.read_mostly, "ManagedBuffer.read_mostly"),
@@ -197,18 +207,14 @@ OPERATIONS = {
     "reversed -": Operation(lambda w: {ONE} - w.members, "AccessedBySetProxy.__rsub__"),
     "reversed ^": Operation(lambda w: {ONE} ^ w.members, "AccessedBySetProxy.__rxor__"),
     "| of two sets": Operation(lambda w: w.members | w.b.accessed_by, faults=2),
-    "union": Operation(lambda w: w.members.union([ONE], [HOST]), "AccessedBySetProxy.union"),
-    "intersection": Operation(
-        lambda w: w.members.intersection([ONE]), "AccessedBySetProxy.intersection"
-    ),
-    "difference": Operation(lambda w: w.members.difference([ONE]), "AccessedBySetProxy.difference"),
-    "symmetric_difference": Operation(
-        lambda w: w.members.symmetric_difference([ONE]), "AccessedBySetProxy.symmetric_difference"
-    ),
-    "issubset": Operation(lambda w: w.members.issubset([ONE]), "AccessedBySetProxy.issubset"),
-    "issuperset": Operation(lambda w: w.members.issuperset([ONE]), "AccessedBySetProxy.issuperset"),
-    "isdisjoint": Operation(lambda w: w.members.isdisjoint([ONE]), "AccessedBySetProxy.isdisjoint"),
-    "copy of the set": Operation(lambda w: w.members.copy(), "AccessedBySetProxy.copy"),
+    "union": of_members("union", [ONE], [HOST]),
+    "intersection": of_members("intersection", [ONE]),
+    "difference": of_members("difference", [ONE]),
+    "symmetric_difference": of_members("symmetric_difference", [ONE]),
+    "issubset": of_members("issubset", [ONE]),
+    "issuperset": of_members("issuperset", [ONE]),
+    "isdisjoint": of_members("isdisjoint", [ONE]),
+    "copy of the set": of_members("copy"),
     # Advice: all or nothing.
     "set read_mostly": Operation(setting(lambda w: w.a, "read_mostly", False)),
     "set preferred_location": Operation(setting(lambda w: w.a, "preferred_location", ONE)),
@@ -219,39 +225,17 @@ OPERATIONS = {
         setting(lambda w: w.a, "accessed_by", [ONE]), "ManagedBuffer.accessed_by", faults=4
     ),
     "assign nothing to accessed_by": Operation(setting(lambda w: w.a, "accessed_by", []), faults=3),
-    "add": Operation(lambda w: w.members.add(ONE), "AccessedBySetProxy.add"),
-    "discard a member": Operation(lambda w: w.members.discard(HOST), "AccessedBySetProxy.discard"),
-    "remove": Operation(
-        lambda w: w.members.remove(HOST),
-        "AccessedBySetProxy.remove",
-        prepare=lambda w: w.members.add(HOST),
-        faults=2,
-    ),
-    "pop": Operation(
-        lambda w: w.members.pop(),
-        "AccessedBySetProxy.pop",
-        prepare=lambda w: w.members.update([ZERO, HOST]),
-        faults=2,
-    ),
-    "clear": Operation(lambda w: w.members.clear(), "AccessedBySetProxy.clear", faults=3),
+    "add": of_members("add", ONE),
+    "discard a member": of_members("discard", HOST),
+    "remove": of_members("remove", HOST, prepare=lambda w: w.members.add(HOST), faults=2),
+    "pop": of_members("pop", prepare=lambda w: w.members.update([ZERO, HOST]), faults=2),
+    "clear": of_members("clear", faults=3),
     "update": Operation(
         lambda w: w.b.accessed_by.update([ZERO], [HOST]), "AccessedBySetProxy.update", faults=3
     ),
-    "intersection_update": Operation(
-        lambda w: w.members.intersection_update([ONE]),
-        "AccessedBySetProxy.intersection_update",
-        faults=3,
-    ),
-    "difference_update": Operation(
-        lambda w: w.members.difference_update([ZERO, HOST]),
-        "AccessedBySetProxy.difference_update",
-        faults=3,
-    ),
-    "symmetric_difference_update": Operation(
-        lambda w: w.members.symmetric_difference_update([ONE, HOST]),
-        "AccessedBySetProxy.symmetric_difference_update",
-        faults=3,
-    ),
+    "intersection_update": of_members("intersection_update", [ONE], faults=3),
+    "difference_update": of_members("difference_update", [ZERO, HOST], faults=3),
+    "symmetric_difference_update": of_members("symmetric_difference_update", [ONE, HOST], faults=3),
     "|=": Operation(update_in_place(operator.ior, {ONE}), "AccessedBySetProxy.__ior__", faults=2),
     "&=": Operation(update_in_place(operator.iand, {ONE}), "AccessedBySetProxy.__iand__", faults=3),
     "-=": Operation(
@@ -648,18 +632,13 @@ def refused(read):
 # Operations without a driver call, as test_faults.py checks.
 NO_DRIVER = {
     "ManagedBuffer.name": lambda w: (w.a.name, w.part.name),
-    "ManagedBuffer.handle": lambda w: w.a.handle,
-    "ManagedBuffer.size": lambda w: w.a.size,
-    "ManagedBuffer.nbytes": lambda w: w.a.nbytes,
-    "ManagedBuffer.shape": lambda w: w.a.shape,
-    "ManagedBuffer.dtype": lambda w: w.a.dtype,
-    "ManagedBuffer.itemsize": lambda w: w.a.itemsize,
-    "ManagedBuffer.ndim": lambda w: w.a.ndim,
-    "ManagedBuffer.strides": lambda w: w.a.strides,
-    "ManagedBuffer.owner": lambda w: w.a.owner,
-    "ManagedBuffer.memory_resource": lambda w: w.a.memory_resource,
-    "ManagedBuffer.is_closed": lambda w: w.a.is_closed,
-    "ManagedBuffer.is_mapped": lambda w: w.a.is_mapped,
+    **{
+        f"ManagedBuffer.{name}": lambda w, name=name: getattr(w.a, name)
+        for name in (
+            *("handle", "size", "nbytes", "shape", "dtype", "itemsize", "ndim", "strides"),
+            *("owner", "memory_resource", "is_closed", "is_mapped"),
+        )
+    },
     "ManagedBuffer.view": lambda w: w.a.view("float32"),
     "ManagedBuffer.range": lambda w: w.a.range(1, 2),
     "MigrationPolicy.is_default": lambda w: managedmem.MigrationPolicy().is_default,
