@@ -55,9 +55,8 @@ class TestArguments:
 
     @pytest.mark.parametrize("budget", [1 << 62, 1 << 63, 1 << 70, "9000000 GiB", "9" * 400 + " B"])
     def test_more_than_is_free(self, budget):
-        with pytest.raises(
-            MemoryError, match=r"^WorkingSet needs [\d,]+ bytes of Device\(0\), and"
-        ):
+        words = r"^WorkingSet needs [\d,]+ bytes of Device\(0\), and"
+        with pytest.raises(MemoryError, match=words):
             WorkingSet(budget, 0)
 
     def test_the_sums_are_told(self):
@@ -100,17 +99,6 @@ class TestArguments:
         assert repr(use) == f"<WorkingUse of {group!r}>" and use.group is group
         use.close()
         assert repr(use).endswith(" closed>")
-
-    @pytest.mark.parametrize("access", ["", "Read", None, 1, "readwrite"])
-    def test_access_must_be_known(self, working, access):
-        with pytest.raises(ValueError, match=r"access must be 'read', 'write' or 'scratch', got"):
-            working.add(layer(0), access)
-        assert len(working) == 0
-
-    def test_name_must_be_text(self, working):
-        with pytest.raises(TypeError, match="name must be a str or None, got 3"):
-            working.add(layer(0), name=3)
-        assert len(working) == 0
 
     @pytest.mark.parametrize(
         ("kind", "bad", "message"),
@@ -162,6 +150,14 @@ class TestArguments:
 
 
 class TestAdd:
+    @staticmethod
+    def refuse(working, error, words, *arguments, **options):
+        """Expects that error of add(), which leaves the set empty."""
+        with pytest.raises(error, match=words) as caught:
+            working.add(*arguments, **options)
+        assert len(working) == 0 and working.nbytes == 0
+        return caught.value
+
     @pytest.mark.parametrize(
         "dtype",
         ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"],
@@ -231,9 +227,7 @@ class TestAdd:
     def test_a_closed_buffer(self, working, alloc):
         buffer = alloc(SIZE)
         buffer.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            working.add(buffer)
-        assert len(working) == 0
+        self.refuse(working, RuntimeError, "closed", buffer)
 
     @pytest.mark.parametrize("protocol", ["__cuda_array_interface__", "__dlpack__"])
     def test_memory_of_a_device(self, working, stream, protocol):
@@ -288,15 +282,21 @@ class TestAdd:
     @pytest.mark.parametrize("bad", [None, 5, "text", b"bytes", object()])
     def test_what_is_no_array(self, working, bad):
         for given in (bad, [bad], {"name": bad}, [layer(0), bad]):
-            with pytest.raises(TypeError, match="an array with shape and dtype is needed, got"):
-                working.add(given)
-        assert len(working) == 0
+            self.refuse(working, TypeError, "an array with shape and dtype is needed, got", given)
 
     @pytest.mark.parametrize("dtype", ["O", "S3", "M8[s]", [("a", "i4")], ">f4"])
     def test_a_dtype_that_buffers_lack(self, working, dtype):
-        with pytest.raises(TypeError, match="is not a dtype of a buffer"):
-            working.add([layer(0), numpy.zeros(3, dtype)])
-        assert len(working) == 0
+        self.refuse(
+            working, TypeError, "not a dtype of a buffer", [layer(0), numpy.zeros(3, dtype)]
+        )
+
+    @pytest.mark.parametrize("access", ["", "Read", None, 1, "readwrite"])
+    def test_access_must_be_known(self, working, access):
+        words = r"access must be 'read', 'write' or 'scratch', got"
+        self.refuse(working, ValueError, words, layer(0), access)
+
+    def test_name_must_be_text(self, working):
+        self.refuse(working, TypeError, "name must be a str or None, got 3", layer(0), name=3)
 
     @pytest.mark.parametrize(
         "array",
@@ -309,22 +309,16 @@ class TestAdd:
         ids=["F", "columns", "reversed", "broadcast"],
     )
     def test_arrays_that_are_not_in_c_order(self, working, array):
-        with pytest.raises(ValueError, match="not C-contiguous; make a copy that is") as info:
-            working.add({"first": layer(0), "second": array})
-        assert info.value.__notes__ == ["This is about arrays['second']."]
-        assert len(working) == 0 and working.nbytes == 0
+        words, given = "not C-contiguous; make a copy that is", {"first": layer(0), "second": array}
+        error = self.refuse(working, ValueError, words, given)
+        assert error.__notes__ == ["This is about arrays['second']."]
 
     def test_more_axes_than_buffers_have(self, working):
-        with pytest.raises(ValueError, match="at most 8 axes"):
-            working.add(numpy.ones((1,) * 9))
-        assert len(working) == 0
+        self.refuse(working, ValueError, "at most 8 axes", numpy.ones((1,) * 9))
 
     def test_arrays_as_several_arguments(self, working):
-        with pytest.raises(
-            ValueError, match="got ndarray; several arrays are one argument, a list"
-        ):
-            working.add(layer(0), layer(1))
-        assert len(working) == 0
+        words = "got ndarray; several arrays are one argument, a list"
+        self.refuse(working, ValueError, words, layer(0), layer(1))
 
     def test_values_that_are_not_in_memory(self, working):
         torch = pytest.importorskip("torch", reason="needs torch")
@@ -340,9 +334,7 @@ class TestAdd:
             shape, dtype = (3,), "float32"
             __array_interface__ = numpy.zeros(3, ">f4").__array_interface__
 
-        with pytest.raises((TypeError, ValueError)):
-            working.add(Swapped())
-        assert len(working) == 0
+        self.refuse(working, (TypeError, ValueError), None, Swapped())
 
     @pytest.mark.parametrize("shape", [(4,), (4 * PAGE,)], ids=["smaller", "larger"])
     def test_shape_of_other_memory(self, working, shape):
@@ -352,9 +344,7 @@ class TestAdd:
             __array_interface__ = numpy.ones(PAGE, "u1").__array_interface__
 
         Liar.shape, Liar.dtype = shape, "uint8"
-        with pytest.raises(ValueError):
-            working.add([Liar(), layer(0)])
-        assert len(working) == 0
+        self.refuse(working, ValueError, None, [Liar(), layer(0)])
 
     @pytest.mark.emulator_only("counts the driver's objects")
     def test_nothing_is_left_after_a_refusal(self, working):
