@@ -12,20 +12,10 @@ from managedmem.typing import Capabilities
 from programs import run_python
 
 FLAGS = {
-    "concurrent_managed_access",
-    "pageable_memory_access",
-    "pageable_memory_access_uses_host_page_tables",
-    "direct_managed_mem_access_from_host",
-    "memory_pools_supported",
-    "managed_pools",
-    "advice",
-    "prefetch",
-    "batch_prefetch",
-    "discard",
-    "traces",
-    "residency",
-    "page_migration",
-    "mapped_access",
+    *("concurrent_managed_access", "pageable_memory_access"),
+    *("pageable_memory_access_uses_host_page_tables", "direct_managed_mem_access_from_host"),
+    *("memory_pools_supported", "managed_pools", "advice", "prefetch", "batch_prefetch", "discard"),
+    *("traces", "residency", "page_migration", "mapped_access"),
 }
 
 AGREEMENT = """

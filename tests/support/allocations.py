@@ -32,13 +32,8 @@ OTHERS_RAISE = {
     # NumPy tries several protocols, and raises ValueError when the last one fails too.
     **dict.fromkeys(
         [
-            "numpy",
-            "numpy of a wrapper",
-            "numpy of plain memory",
-            "numpy copy of much",
-            "numpy copy of much, again",
-            "numpy copy in place of another",
-            "clear the results",
+            *("numpy", "numpy of a wrapper", "numpy of plain memory", "numpy copy of much"),
+            *("numpy copy of much, again", "numpy copy in place of another", "clear the results"),
         ],
         ValueError,
     ),

@@ -50,25 +50,14 @@ MOST = 400
 DISTANCES = [*range(1, 13), *range(13, MOST, 9)]
 # The library cannot free an object if its creation was reported as failed.
 MAKES = {
-    "cuCtxPushCurrent",
-    "cuDevicePrimaryCtxRetain",
-    "cuEventCreate",
-    "cuMemAllocFromPoolAsync",
-    "cuMemAlloc",
-    "cuMemAllocManaged",
-    "cuMemHostAlloc",
-    "cuMemPoolCreate",
-    "cuStreamCreate",
-    "cuStreamCreateWithPriority",
+    *("cuCtxPushCurrent", "cuDevicePrimaryCtxRetain", "cuEventCreate", "cuMemAllocFromPoolAsync"),
+    *("cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemPoolCreate"),
+    *("cuStreamCreate", "cuStreamCreateWithPriority"),
 }
 # When one of these fails, the object stays with the driver.
 FREES = {
-    "cuEventDestroy",
-    "cuMemFree",
-    "cuMemFreeAsync",
-    "cuMemFreeHost",
-    "cuMemPoolDestroy",
-    "cuStreamDestroy",
+    *("cuEventDestroy", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost"),
+    *("cuMemPoolDestroy", "cuStreamDestroy"),
 }
 # Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}
@@ -78,20 +67,10 @@ RESTORING = {"applied policy", "policy applied", "restore a policy"}
 FOREIGN = {"copy_to foreign memory", "foreign memory", "foreign memory dropped"}
 # Calls that are made when objects are dropped, where a failure cannot be raised.
 DROPPING = {
-    "cuCtxGetCurrent",
-    "cuCtxGetDevice",
-    "cuCtxGetId",
-    "cuCtxPushCurrent",
-    "cuEventCreate",
-    "cuEventQuery",
-    "cuEventRecord",
-    "cuMemPoolGetAttribute",
-    "cuMemPoolTrimTo",
-    "cuPointerGetAttributes",
-    "cuStreamGetCtx",
-    "cuStreamGetId",
-    "cuStreamIsCapturing",
-    "cuDeviceGetAttribute",
+    *("cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuCtxPushCurrent", "cuEventCreate"),
+    *("cuEventQuery", "cuEventRecord", "cuMemPoolGetAttribute", "cuMemPoolTrimTo"),
+    *("cuPointerGetAttributes", "cuStreamGetCtx", "cuStreamGetId"),
+    *("cuStreamIsCapturing", "cuDeviceGetAttribute"),
 }
 # The changes that a call may have made before it failed.
 DONE = (("Discard", WIPES), ("Prefetch", MOVES), ("Memcpy", WRITES), ("Memset", WRITES))

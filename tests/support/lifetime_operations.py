@@ -103,17 +103,9 @@ LIVES = {
     **{
         f"Device.{name}": Operation(lambda w, name=name: getattr(ZERO, name), f"Device.{name}")
         for name in (
-            "concurrent_managed_access",
-            "direct_managed_mem_access_from_host",
-            "host_numa_id",
-            "integrated",
-            "nearest_host",
-            "managed_memory",
-            "memory_pools_supported",
-            "name",
-            "pageable_memory_access",
-            "pageable_memory_access_uses_host_page_tables",
-            "uuid",
+            *("concurrent_managed_access", "direct_managed_mem_access_from_host", "host_numa_id"),
+            *("integrated", "nearest_host", "managed_memory", "memory_pools_supported", "name"),
+            *("pageable_memory_access", "pageable_memory_access_uses_host_page_tables", "uuid"),
         )
     },
     "_driver_info": Operation(lambda w: managedmem._managedmem._driver_info(), "_driver_info"),

@@ -24,15 +24,9 @@ ADVISING = (
     "cuPointerGetAttributes",
 )
 MOVING = (
-    "cuMemPrefetchAsync",
-    "cuMemPrefetchBatchAsync",
-    "cuMemDiscardBatchAsync",
-    "cuMemDiscardAndPrefetchBatchAsync",
-    "cuLaunchHostFunc",
-    "cuMemRangeGetAttributes",
-    "cuStreamIsCapturing",
-    "cuStreamWaitEvent",
-    "cuEventRecord",
+    *("cuMemPrefetchAsync", "cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync"),
+    *("cuMemDiscardAndPrefetchBatchAsync", "cuLaunchHostFunc", "cuMemRangeGetAttributes"),
+    *("cuStreamIsCapturing", "cuStreamWaitEvent", "cuEventRecord"),
 )
 WRITING = ("cuMemcpyAsync", "cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async")
 ENDING = ("cuStreamSynchronize", "cuStreamIsCapturing")

@@ -108,14 +108,8 @@ def drop_a_recorder(w):
 # The calls before a copy to page-locked memory, which is ordinary memory where one of them fails.
 TAKING = frozenset(
     {
-        "cuCtxGetCurrent",
-        "cuCtxGetDevice",
-        "cuCtxPushCurrent",
-        "cuMemFreeHost",
-        "cuMemHostAlloc",
-        "cuPointerGetAttributes",
-        "cuStreamGetCtx",
-        "cuStreamIsCapturing",
+        *("cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxPushCurrent", "cuMemFreeHost"),
+        *("cuMemHostAlloc", "cuPointerGetAttributes", "cuStreamGetCtx", "cuStreamIsCapturing"),
     }
 )
 
@@ -598,13 +592,8 @@ OPERATIONS |= {
     **{
         f"peers.{name}": peer_operation(name, [ONE])
         for name in (
-            "union",
-            "intersection",
-            "difference",
-            "symmetric_difference",
-            "issubset",
-            "issuperset",
-            "isdisjoint",
+            *("union", "intersection", "difference", "symmetric_difference", "issubset"),
+            *("issuperset", "isdisjoint"),
         )
     },
     "peers.copy": peer_operation("copy"),
@@ -684,15 +673,8 @@ NO_DRIVER = {
         f"{cls.__name__}.{name}": lambda w, at=at, name=name: getattr(w.pools[at], name)
         for at, cls in enumerate((ManagedMemoryResource, DeviceMemoryResource))
         for name in (
-            "is_closed",
-            "is_managed",
-            "supports_advice",
-            "attributes",
-            "handle",
-            "is_handle_owned",
-            "is_ipc_enabled",
-            "is_mapped",
-            "uuid",
+            *("is_closed", "is_managed", "supports_advice", "attributes", "handle"),
+            *("is_handle_owned", "is_ipc_enabled", "is_mapped", "uuid"),
         )
     },
     "ManagedMemoryResource.preferred_location": lambda w: w.pool.preferred_location,

@@ -40,20 +40,8 @@ def same_set(kind, members, other):
         return act
 
     operators = [
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "eq",
-        "ne",
-        "or",
-        "and",
-        "sub",
-        "xor",
-        "ror",
-        "rand",
-        "rsub",
-        "rxor",
+        *("lt", "le", "gt", "ge", "eq", "ne", "or", "and", "sub", "xor", "ror", "rand"),
+        *("rsub", "rxor"),
     ]
     in_place = ["ior", "iand", "isub", "ixor"]
     return {

@@ -8,14 +8,8 @@ import pytest
 import managedmem
 
 COUNTS = (
-    "host_faults",
-    "host_write_faults",
-    "device_faults",
-    "device_write_faults",
-    "remote_mapped",
-    "thrashing",
-    "duplicated",
-    "evicted",
+    *("host_faults", "host_write_faults", "device_faults", "device_write_faults", "remote_mapped"),
+    *("thrashing", "duplicated", "evicted"),
 )
 
 
