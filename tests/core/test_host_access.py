@@ -81,14 +81,6 @@ buffer = ManagedBuffer.from_handle(8, 4096)
 for act in copies:
     assert "does not know it" in refused(ValueError, lambda: act(buffer))
 assert bytes(own) == bytes(4096)
-""",
-            emulator=emulated or None,
-        )
-
-    @pytest.mark.parametrize("emulated", ["", "pageable=1"])
-    def test_is_not_copied_for_an_object_of_another_library(self, emulated):
-        run(
-            """
 from foreign_objects import CudaArray, foreign
 bad = foreign("cuda.core", "Buffer", handle=8, size=4096)
 for other in (bad, CudaArray(own, pointer=8, shape=(4096,))):
@@ -178,14 +170,7 @@ class TestTheCaller:
 
     def test_is_heard_by_views_and_with_a_resource(self):
         memory = bytearray(PAGE)
-
-        class Lender:
-            is_host_accessible = False
-
-            def deallocate(self, ptr, size, *, stream):
-                pass
-
-        buffer = wrap(memory, mr=Lender(), is_host_accessible=True)
+        buffer = wrap(memory, mr=Resource(False), is_host_accessible=True)
         assert bytes(buffer[4:8].view("int32")) == bytes(4)
         buffer.close()
 
