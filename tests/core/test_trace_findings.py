@@ -10,6 +10,12 @@ KIB = 1 << 10
 GIB = 1 << 30
 
 
+def of_one(nbytes=8 * MIB, **options):
+    """A recording, and the number of its memory "a"."""
+    canned = Canned()
+    return canned, canned.memory("a", nbytes, **options)
+
+
 def only_finding(trace):
     (found,) = trace.findings()
     return found
@@ -29,8 +35,7 @@ def test_finding_of_bytes_that_arrive(traced):
 
 
 def test_finding_of_bytes_that_return(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "fault")
     found = only_finding(traced(canned))
     assert found.observation == (
@@ -40,8 +45,7 @@ def test_finding_of_bytes_that_return(traced):
 
 
 def test_marks_do_not_hide_bytes_that_turn_back(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     for _ in range(3):
         canned.move(first, 8 * MIB, "to_device", "fault").part()
         canned.move(first, 8 * MIB, "to_host", "fault").part()
@@ -64,8 +68,7 @@ def test_marks_do_not_hide_bytes_that_turn_back(traced):
     ],
 )
 def test_finding_of_bytes_that_turn_back(traced, writes, faults, start):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     for _ in range(2):
         canned.move(first, 8 * MIB, "to_device", "fault")
         canned.move(first, 8 * MIB, "to_host", "fault")
@@ -79,8 +82,7 @@ def test_finding_of_bytes_that_turn_back(traced, writes, faults, start):
 
 
 def test_finding_of_a_small_part_that_turns_back(traced):
-    canned = Canned()
-    first = canned.memory("a", 64 * MIB)
+    canned, first = of_one(64 * MIB)
     for _ in range(10):
         canned.move(first, 2 * MIB, "to_device", "fault").move(first, 2 * MIB, "to_host", "fault")
     assert str(only_finding(traced(canned))) == (
@@ -91,8 +93,7 @@ def test_finding_of_a_small_part_that_turns_back(traced):
 
 
 def test_finding_of_contested_pages(traced):
-    canned = Canned()
-    first = canned.memory("a", MIB)
+    canned, first = of_one(MIB)
     canned.add("thrashing", first, 4096).add("throttling", first, ms=3)
     assert only_finding(traced(canned)).observation == (
         "a: several processors compete for the same pages: 4.0K thrashed and processors waited "
@@ -109,8 +110,7 @@ def test_finding_of_evictions(traced):
 
 
 def test_requested_moves_leave_nothing_to_gain(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     canned.move(first, 8 * MIB, "to_device")
     trace = traced(canned)
     assert trace.findings() == (
@@ -151,8 +151,7 @@ def prefetch_call(canned, memory):
 
 
 def test_finding_of_a_prefetch_that_moved_nothing(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     prefetch_call(canned, canned.memory("moved", MIB)).move(1, MIB, "to_device")
     prefetch_call(canned, first).faults(first, 1)
     canned.add("call", canned.memory("advised", MIB), MIB, cause=0, extra=1)
@@ -241,15 +240,13 @@ def test_numpy_reads_as_faults_of_the_host_do(traced):
 
 
 def test_memory_that_a_device_writes_is_read_by_numpy(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     read_in_turn(canned, first, "write").faults(first, 1)
     assert only_finding(traced(canned)).advice.startswith("It is written (12 faults were writes)")
 
 
 def test_no_advice_for_memory_of_pools(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB, pooled=True)
+    canned, first = of_one(pooled=True)
     read_in_turn(canned, first).add("thrashing", first, 2 * MIB)
     canned.add("eviction", first, 2 * MIB, source=0, destination=-1)
     trace = traced(canned)
@@ -262,8 +259,7 @@ def test_no_advice_for_memory_of_pools(traced):
 
 
 def test_memory_of_pools_has_no_small_part(traced):
-    canned = Canned()
-    first = canned.memory("a", 64 * MIB, pooled=True)
+    canned, first = of_one(64 * MIB, pooled=True)
     for _ in range(4):
         canned.move(first, 2 * MIB, "to_device", "fault").move(first, 2 * MIB, "to_host", "fault")
     assert only_finding(traced(canned)).advice == (
@@ -280,16 +276,14 @@ def test_memory_of_others_may_be_from_a_pool(traced):
 
 
 def test_read_mostly_is_not_advised_twice(traced):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     read_in_turn(canned, first).add("duplicate", first, 8 * MIB)
     assert only_finding(traced(canned)).advice == "Prefetch it before each use."
 
 
 @pytest.mark.parametrize("born", [0, 1])
 def test_numpy_may_bring_what_is_overwritten(traced, born):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB, born=born)
+    canned, first = of_one(born=born)
     canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "host_view")
     assert str(only_finding(traced(canned))) == (
         "a: 8.0M went to the host for numpy(), and 8.0M to the device as requested.\n"
@@ -311,8 +305,7 @@ def test_numpy_reads_what_a_device_made(traced):
 
 @pytest.mark.parametrize("pooled", [False, True])
 def test_numpy_and_prefetches_in_rounds(traced, pooled):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB, pooled=pooled)
+    canned, first = of_one(pooled=pooled)
     for _ in range(3):
         canned.move(first, 8 * MIB, "to_device").move(first, 8 * MIB, "to_host", "host_view")
     found = only_finding(traced(canned))
@@ -356,8 +349,7 @@ OUTPUT = (
 
 @pytest.mark.parametrize("back", [None, "fault", "host_view"])
 def test_finding_of_an_output(traced, back):
-    canned = Canned()
-    first = canned.memory("a", 8 * MIB)
+    canned, first = of_one()
     for _ in range(2):
         written_output(canned, first)
         if back:
