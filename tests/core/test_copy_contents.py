@@ -15,8 +15,7 @@ class TestCopy:
     @pytest.mark.parametrize("target_place", PLACES, ids=label)
     def test_copy_from_brings_every_byte(self, alloc, source_place, target_place):
         source, target = alloc(MIB + 3), alloc(MIB + 3)
-        data = pattern(MIB + 3)
-        write(source, data)
+        data = write(source, pattern(MIB + 3))
         for buffer, place in ((source, source_place), (target, target_place)):
             if place is not None:
                 buffer.prefetch(place)

@@ -279,8 +279,7 @@ class TestTargets:
     @pytest.mark.parametrize("place", range(4))
     def test_among_targets_that_share_a_page(self, place, buf, device0):
         """Where the order counts, each range goes behind its own edges: none may be mixed up."""
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         mixed = [(buf[: 2 * PAGE + 100], device0), (buf[2 * PAGE + 50 : 4 * PAGE], Host())]
         mixed.append((buf[6 * PAGE + 1 : 8 * PAGE], device0))
         mixed.insert(place, (buf[9 * PAGE + 7 :][:0], Host()))

@@ -336,8 +336,7 @@ class TestContentsAfterAFailedDiscard:
     """discard_prefetch prefetches the pages at the ends first; the error says how much is lost."""
 
     def test_the_first_page_that_cannot_move(self, buf, device0):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         targets = [buf.range(100, 2 * PAGE), buf.range(8 * PAGE + 100, 2 * PAGE)]
         for given in (targets, targets[0]):
             for nth in (1, 2):
@@ -349,8 +348,7 @@ class TestContentsAfterAFailedDiscard:
 
     def test_targets_that_go_one_by_one(self, buf, device0):
         """They share a page and go to different places: four prefetches of edges, two discards."""
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         targets = [buf.range(100, 3 * PAGE), buf.range(3 * PAGE + 200, 3 * PAGE)]
         for nth, words in [(1, "Nothing was"), (2, "Nothing was"), (3, "1 range was"), (4, "1 r")]:
             emulator.fail("cuMemPrefetchAsync", nth=nth, code=UNKNOWN)

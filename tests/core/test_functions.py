@@ -198,8 +198,7 @@ class TestTargets:
     @pytest.mark.parametrize("place", [0, 1, 2])
     @pytest.mark.parametrize("bad", [None, 7, object(), "x"], ids=label)
     def test_one_bad_target_stops_all(self, buf, function, place, bad):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         targets = [*pages(buf, 0, 2)]
         targets.insert(place, bad)
         with pytest.raises(TypeError):
@@ -244,8 +243,7 @@ class TestStrided:
         assert where_is(function, buf[7 * PAGE :]) is None
 
     def test_discard_would_destroy_the_gaps(self, buf, rows):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         with pytest.raises(ValueError, match="contiguous"):
             managedmem.discard(rows)
         with pytest.raises(ValueError, match="contiguous"):
@@ -254,8 +252,7 @@ class TestStrided:
 
     def test_broadcasting_does_not_fill_the_gaps(self, buf):
         """As many elements as the extent has bytes, but they lie on pages 0 and 5 only."""
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         array = CudaArray(buf, shape=(2, 3, PAGE), strides=(5 * PAGE, 0, 1))
         with pytest.raises(ValueError, match="contiguous"):
             managedmem.discard(array)
@@ -306,15 +303,13 @@ class TestDispatch:
 
     @pytest.mark.parametrize("dispatch", DISPATCH)
     def test_every_way_keeps_the_bytes(self, buf, device0, dispatch):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         managedmem.prefetch(pages(buf, 0, 2, 5, 6), device0, dispatch=dispatch)
         assert contents(buf) == data
 
     @pytest.mark.parametrize("dispatch", ["auto", "batch"])
     def test_discard_and_discard_prefetch(self, buf, device0, dispatch):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         managedmem.discard(pages(buf, 0, 2), dispatch=dispatch)
         managedmem.discard_prefetch(pages(buf, 4, 6), device0, dispatch=dispatch)
         seen = contents(buf)

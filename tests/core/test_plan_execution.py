@@ -151,8 +151,7 @@ class TestDiscardPrefetch:
         assert place(second) == Host()
 
     def test_neighbours_keep_every_byte(self, buf, device0):
-        data = pattern(MIB)
-        write(buf, data)
+        data = write(buf, pattern(MIB))
         start, size = 2 * PAGE + 100, 3 * PAGE
         plan = PrefetchPlan().add(buf, device0, offset=start, nbytes=size)
         plan.discard_prefetch()

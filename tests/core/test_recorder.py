@@ -103,12 +103,12 @@ def on_host(buffer):
     buffer.prefetch(Host())
     Device(0).sync()
     read(buffer, 0)
+    return buffer
 
 
 class TestBytes:
     def test_reads_of_the_host(self, alloc, device0, recorder):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         buffer.prefetch(device0)
         recorder.mark()
         read(buffer, *range(0, BLOCK // PAGE, 16))
@@ -119,8 +119,7 @@ class TestBytes:
         assert not moves(sums, "to_device")
 
     def test_read_mostly_memory_is_duplicated(self, alloc, device0, recorder):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         buffer.read_mostly = True
         recorder.mark()
         buffer.prefetch(device0)
@@ -129,8 +128,7 @@ class TestBytes:
         assert sums["duplicated"] == BLOCK
 
     def test_nothing_moves_by_a_discard(self, alloc, device0, recorder):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         buffer.prefetch(device0)
         recorder.mark()
         buffer.discard()
@@ -513,8 +511,7 @@ class TestDisturbedQueues:
         recorder.stop()
 
     def test_dropped_records_are_counted(self, alloc, device0):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         buffer.prefetch(device0)
         recorder = Recorder()
         recorder.start()
@@ -528,8 +525,7 @@ class TestDisturbedQueues:
         assert seen in {made - made // 4, made - made // 4 - 1}
 
     def test_garbage_is_rejected(self, alloc, device0):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         buffer.prefetch(device0)
         recorder = Recorder()
         recorder.start()
@@ -542,8 +538,7 @@ class TestDisturbedQueues:
 
     @pytest.mark.parametrize("flushes", [1, 2])
     def test_late_records_arrive(self, alloc, device0, flushes):
-        buffer = alloc(BLOCK)
-        on_host(buffer)
+        buffer = on_host(alloc(BLOCK))
         recorder = Recorder()
         recorder.start()
         emulator.disturb_queue(late=flushes)

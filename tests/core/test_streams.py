@@ -410,8 +410,7 @@ class TestOrder:
         return stream if request.param == "own stream" else None
 
     def test_a_copy_before_a_discard_sees_the_old_bytes(self, buf, alloc, chosen):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         copy = alloc(buf.size)
         copy.copy_from(buf, stream=chosen)
         buf.discard(stream=chosen)

@@ -305,8 +305,7 @@ class TestActsOnJustThatRange:
     @pytest.mark.parametrize("extra", [(0, 0), (1, 0), (0, 1), (100, 100), (PAGE - 1, PAGE - 1)])
     @pytest.mark.parametrize("resident", [Host(), Device(0)], ids=label)
     def test_discard_leaves_the_neighbours_bytes(self, buf, operation, extra, resident):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         buf.prefetch(resident)
         start, stop = 4 * PAGE - extra[0], 8 * PAGE + extra[1]
         getattr(buf[start:stop], operation)(*(() if operation == "discard" else (Host(),)))
@@ -317,16 +316,14 @@ class TestActsOnJustThatRange:
 
     @pytest.mark.parametrize("size", [1, 100, PAGE - 1, PAGE, PAGE + 100, 2 * PAGE - 2])
     def test_discard_of_less_than_a_whole_page_is_refused(self, buf, size):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         with pytest.raises(ValueError, match="page"):
             buf[PAGE + 1 : PAGE + 1 + size].discard()
         assert contents(buf) == data
 
     @pytest.mark.emulator_only
     def test_discard_really_discards_every_whole_page(self, buf):
-        data = pattern(buf.size)
-        write(buf, data)
+        data = write(buf, pattern(buf.size))
         buf[PAGE - 1 : 4 * PAGE + 1].discard()
         seen = contents(buf)
         for page in range(1, 4):

@@ -12,9 +12,10 @@ def contents(buffer):
 
 
 def write(buffer, data):
-    """Write bytes from the host; a single int is repeated over the whole buffer."""
+    """Write bytes from the host and give them back; an int is repeated over the whole buffer."""
     with memoryview(buffer) as view, view.cast("B") as flat:
         flat[:] = bytes([data]) * len(flat) if isinstance(data, int) else data
+    return data
 
 
 def pattern(size, start=1):
