@@ -68,14 +68,11 @@ class TestReasons:
             from managedmem.torch._pool import (
                 UnifiedMemoryUnsupportedError, _Advice, _function_names
             )
+            from program_checks import refused
             print(_function_names(_Advice())[0])
             for arguments in ((Device(0),), (None, [Device(1)])):
-                try:
+                with refused(UnifiedMemoryUnsupportedError, "concurrent_managed_access"):
                     _function_names(_Advice(*arguments))
-                except UnifiedMemoryUnsupportedError as error:
-                    assert "concurrent_managed_access" in str(error), error
-                else:
-                    raise AssertionError(arguments)
             """,
             emulator="profile=wsl",
         )

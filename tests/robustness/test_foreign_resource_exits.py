@@ -7,6 +7,7 @@ from programs import run_python
 SCRIPT = """
 import gc, os, sys
 from managedmem import *
+from program_checks import in_child
 
 class Strict:
     def deallocate(self, ptr, size, *, stream):
@@ -51,11 +52,7 @@ gc.collect()
         done = run_python(
             SCRIPT
             + """
-pid = os.fork()
-if pid == 0:
-    lend(1).close()
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert in_child(lambda: lend(1).close()) == 0
 """
         )
         assert done.stdout == "back 4096 4096 1\n"

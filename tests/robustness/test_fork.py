@@ -14,31 +14,7 @@ import gc, os, sys
 import foreign_objects
 import managedmem
 from managedmem import Device, Host, ManagedBuffer, ManagedMemoryResource, Stream
-
-def in_child(work, fork=os.fork):
-    "Run work in a forked child; what it returns or raises must be nothing."
-    sys.stdout.flush()
-    pid = fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException as error:
-            print("child:", type(error).__name__, error, file=sys.stderr)
-        finally:
-            sys.stdout.flush(); sys.stderr.flush()
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-def refused(operation):
-    "The operation fails as after a fork, with an error that names the fork."
-    try:
-        operation()
-    except RuntimeError as error:
-        assert "fork" in str(error), error
-        return
-    raise AssertionError("the operation went through")
+from program_checks import in_child, refused
 """
 
 SETUP = """
@@ -150,7 +126,8 @@ def test_operations_are_refused_after_a_fork(name):
     run(f"""
 def work():
     # One line may be an assignment, so it is executed as text.
-    refused(lambda: exec({OPERATIONS[name]!r}, globals()))
+    with refused(RuntimeError, "fork"):
+        exec({OPERATIONS[name]!r}, globals())
 assert in_child(work) == 0
 # The parent goes on as if nothing had happened.
 assert buf.read_mostly is True and members == {{Host()}}
@@ -163,12 +140,8 @@ def test_host_views_are_refused_after_a_fork(name):
     """The kernel does not copy managed memory into a child: touching it would kill the process."""
     run(f"""
 def work():
-    try:
+    with refused((RuntimeError, BufferError), "fork"):
         {name}
-    except (RuntimeError, BufferError) as error:
-        assert "fork" in str(error), error
-        return
-    raise AssertionError("the memory was handed out")
 assert in_child(work) == 0
 assert len(memoryview(buf)) == buf.size
 """)
@@ -230,7 +203,12 @@ buf.close()
 
 def test_a_grandchild_is_refused_too():
     run("""
-assert in_child(lambda: in_child(lambda: refused(Device.count)) and sys.exit(1)) == 0
+def work():
+    with refused(RuntimeError, "fork"):
+        Device.count()
+def grandchild():
+    assert in_child(work) == 0
+assert in_child(grandchild) == 0
 """)
 
 
@@ -328,12 +306,8 @@ def test_forking_after_an_opening_that_failed(failed, tmp_path):
         PRELUDE
         + """
 from managedmem import emulator
-try:
+with refused(managedmem.DriverNotFoundError, ""):
     Device.count()
-except managedmem.DriverNotFoundError:
-    pass
-else:
-    raise AssertionError("a driver was opened")
 
 def work():
     emulator.enable()
@@ -343,7 +317,10 @@ def work():
 
 assert in_child(work) == 0
 work()
-assert in_child(lambda: refused(lambda: Device.count())) == 0
+def count():
+    with refused(RuntimeError, "fork"):
+        Device.count()
+assert in_child(count) == 0
 """,
         driver=failed if failed.startswith("/") else path,
     )

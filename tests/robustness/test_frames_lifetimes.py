@@ -12,6 +12,7 @@ pytestmark = pytest.mark.emulator_only
 PRELUDE = """
 import atexit, gc, os, sys, threading, warnings
 from managedmem import Stream, emulator
+from program_checks import in_child, refused
 from managedmem._managedmem import _Frames, _Slab
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 SIZE = 1 << 16
@@ -112,17 +113,14 @@ assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
 )
 def test_a_forked_child_is_refused(call):
     run(f"""
-child = os.fork()
-if child == 0:
-    try:
+def work():
+    global frames, home
+    with refused(RuntimeError, "fork"):
         {call}
-    except RuntimeError as error:
-        frames.close()
-        del frames, home
-        gc.collect()
-        os._exit("fork" not in str(error))
-    os._exit(2)
-assert os.waitpid(child, 0)[1] == 0
+    frames.close()
+    del frames, home
+    gc.collect()
+assert in_child(work) == 0
 use(0)
 frames.settle(stream.handle)
 stream.sync()

@@ -238,21 +238,19 @@ class TestDropping:
 def test_a_forked_child_frees_nothing_of_it():
     run_to_the_end(
         """
-        import os
         import managedmem
         from managedmem import Device, ManagedMemoryResource, Stream
         from host_functions import end_inside
+        from program_checks import in_child, refused
         stream, device = Stream(), Device(0)
         end_inside([ManagedMemoryResource().allocate(4096)], stream)
-        child = os.fork()
-        if child == 0:
+
+        def work():
             for call in (device.sync, stream.sync, lambda: ManagedMemoryResource().allocate(4096)):
-                try:
+                with refused(RuntimeError, "forked"):
                     call()
-                except RuntimeError as error:
-                    assert "forked" in str(error)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+
+        assert in_child(work) == 0
         Device(0).sync()
         """,
         driver=os.environ["MANAGEDMEM_DRIVER"],

@@ -165,21 +165,17 @@ class TestLifetimes:
     def test_after_a_fork_it_is_refused(self):
         run_python(
             """
-            import os, managedmem
+            import managedmem
             from managedmem import Host, PrefetchPlan
+            from program_checks import in_child, refused
             buffer = managedmem.empty(4096)
             plan = PrefetchPlan([(buffer, Host())])
             plan.execute()
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
+            def work():
+                with refused(RuntimeError, "fork"):
                     plan.execute()
-                except RuntimeError as error:
-                    status = 0 if "fork" in str(error) else 2
                 len(plan), list(plan), plan.clear()
-                os._exit(status)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert in_child(work) == 0
             plan.execute()
             """,
             driver="emulator",

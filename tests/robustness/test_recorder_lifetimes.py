@@ -31,6 +31,7 @@ import atexit, gc, os, signal, sys, threading, time, warnings
 import managedmem
 from forks import fork_beside_sleepers
 from managedmem import Device, Host, emulator
+from program_checks import in_child, refused
 from managedmem._trace_results import FIELDS, TOTAL, read_rows
 Recorder = managedmem._managedmem.Recorder
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
@@ -252,15 +253,7 @@ assert (requested(recorder) >> 20, recorder.report()["lost"]) == (2, 0)
         "use", ["recorder.mark()", "recorder.attribute([])", "Recorder().start()"]
     )
     def test_the_child_is_refused(self, use):
-        child = f"""
-    try:
-        {use}
-    except RuntimeError as error:
-        assert "forked" in str(error), error
-    else:
-        os._exit(1)
-"""
-        run(self.CHILD.format(child=child))
+        run(self.CHILD.format(child=f"with refused(RuntimeError, 'forked'): {use}"))
 
     @pytest.mark.skipif(
         ASAN, reason="its malloc() hangs after a fork beside a thread that allocates"
@@ -297,14 +290,12 @@ assert not recorder.running
     def test_a_fork_before_the_first_use_of_the_driver(self):
         run("""
 recorder = Recorder()
-sys.stdout.flush()
-pid = os.fork()
-if pid == 0:
+def work():
     recorder.start()
     on_host().prefetch(Device(0))
     recorder.stop()
-    os._exit(requested(recorder) == 0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert requested(recorder) > 0
+assert in_child(work) == 0
 recorder.start()
 recorder.stop()
 """)
@@ -330,12 +321,9 @@ recorder.start()
 run(interpreter, '''
 import managedmem
 from managedmem import Device, TraceBusyError
-try:
+from program_checks import refused
+with refused(TraceBusyError, "already running"):
     managedmem._managedmem.Recorder().start()
-except TraceBusyError as error:
-    assert "already running" in str(error)
-else:
-    raise AssertionError
 buffer = managedmem.empty(1 << 20)
 buffer.fill(1); buffer.prefetch(managedmem.Host()); buffer.prefetch(Device(0))
 ''')

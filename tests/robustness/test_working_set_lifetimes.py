@@ -20,6 +20,7 @@ import managedmem
 from forks import fork_beside_sleepers
 from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 from managedmem.typing import WorkingGroup
+from program_checks import in_child, refused
 from races import race, race_over
 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 SIZE = 1 << 16
@@ -215,14 +216,7 @@ working.close()
     )
     @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
     def test_the_child_is_refused(self, call, kind):
-        child = f"""
-    try:
-        {call}
-    except RuntimeError as error:
-        assert "forked" in str(error), error
-    else:
-        os._exit(1)
-"""
+        child = f"with refused(RuntimeError, 'forked'): {call}"
         run(self.CHILD.format(child=child, kind=kind))
 
     def test_a_fork_inside_of_a_call_of_another_thread(self):
@@ -235,17 +229,13 @@ def hold():
     with _working_group.WorkingGroup._lock:
         held.set()
         done.wait()
+def use():
+    with refused(RuntimeError, "forked"):
+        groups[0].use()
 holder = threading.Thread(target=hold)
 holder.start()
 held.wait()
-pid = fork_beside_sleepers()
-if pid == 0:
-    try:
-        groups[0].use()
-    except RuntimeError as error:
-        os._exit("forked" not in str(error))
-    os._exit(2)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert in_child(use, fork_beside_sleepers) == 0
 done.set()
 holder.join()
 """)
