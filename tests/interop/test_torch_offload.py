@@ -26,25 +26,26 @@ from offloaded import (
 )
 from programs import run_python
 from races import in_thread, race, race_over
+from removed_handles import offload_for_a_test
 from tensors import assert_same, mt, small_model, snapshot, torch
 
 DEVICE = "cuda:0"
 NOTHING_FITS = r"nothing is streamed to Device\(0\): .* The budget of 4,096 bytes leaves "
 PATIENCE = 180  # seconds for programs that import torch, on a busy machine
 
+offloaded = pytest.fixture(offload_for_a_test)
+
 
 @pytest.fixture
-def offloaded():
-    """`offloaded(model, ...)`: a handle that is removed after the test."""
-    handles = []
+def beside_plain(offloaded):
+    """`beside_plain(model, ...)`: a handle, and a plain copy of the module on its device."""
 
-    def make(model, device=DEVICE, **options):
-        handles.append(mt.offload(model, device, **options))
-        return handles[-1]
+    def make(model, *device, **options):
+        original = copy.deepcopy(model)
+        handle = offloaded(model, *device, **options)
+        return handle, plain(original, handle)
 
-    yield make
-    for handle in handles:
-        handle.remove()
+    return make
 
 
 def check_rounds(model, handle, reference, rounds=3):
@@ -58,11 +59,10 @@ def check_rounds(model, handle, reference, rounds=3):
 
 class TestForward:
     @pytest.mark.parametrize("budget", [LAYER, 3 * LAYER, 5 * LAYER, 8 * LAYER, 100 * LAYER])
-    def test_numbers_of_the_plain_module(self, on, offloaded, budget):
+    def test_numbers_of_the_plain_module(self, on, beside_plain, budget):
         model = layers(on=on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=budget)
-        check_rounds(model, handle, plain(original, handle))
+        handle, reference = beside_plain(model, budget=budget)
+        check_rounds(model, handle, reference)
         assert handle.stats()["held"] <= budget
 
     def test_after_the_first_round_the_order_is_known(self, on, offloaded):
@@ -88,17 +88,18 @@ class TestForward:
         assert handle.stats()["acquired"] == first["acquired"]  # no hook counts a use
         assert first["resident"] == 8 * LAYER == first["held"]
 
-    def test_a_layer_above_the_budget_is_used_over_the_bus(self, on, offloaded):
+    def test_a_layer_above_the_budget_is_used_over_the_bus(self, on):
         model = layers(2, on=on)
         original = copy.deepcopy(model)
         with pytest.warns(UserWarning, match=NOTHING_FITS) as warned:
-            handle = offloaded(model, budget=PAGE)
+            handle = mt.offload(model, DEVICE, budget=PAGE)
         assert "the largest block, '2', has 16,896: give a larger" in str(warned[0].message)
         assert warned[0].filename == __file__
         check_rounds(model, handle, plain(original, handle))
         assert handle.stats()["budget"] == handle.stats()["held"] == 0
+        handle.remove()
 
-    def test_tied_weights(self, on, offloaded):
+    def test_tied_weights(self, on, beside_plain):
         class Tied(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -112,15 +113,14 @@ class TestForward:
                 return self.head(self.middle(self.table(tokens)))
 
         model = Tied().to(on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=3 * LAYER)
+        handle, reference = beside_plain(model, budget=3 * LAYER)
         assert model.head.weight is model.table.weight
         assert handle.stats()["streamed"] > 0
-        check_rounds(model, handle, plain(original, handle))
+        check_rounds(model, handle, reference)
         handle.remove()
         assert model.head.weight is model.table.weight
 
-    def test_modules_called_twice_and_not_at_all(self, on, offloaded):
+    def test_modules_called_twice_and_not_at_all(self, on, beside_plain):
         class Odd(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -133,13 +133,12 @@ class TestForward:
                 return self.parts(inputs)
 
         model = Odd().to(on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=4 * LAYER)
-        check_rounds(model, handle, plain(original, handle))
+        handle, reference = beside_plain(model, budget=4 * LAYER)
+        check_rounds(model, handle, reference)
         assert handle.stats()["acquired"] >= 3 * handle.stats()["groups"]
         assert handle.stats()["mapped"] == 0
 
-    def test_experts_that_are_chosen_at_run_time(self, on, offloaded):
+    def test_experts_that_are_chosen_at_run_time(self, on, beside_plain):
         class Experts(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -153,16 +152,14 @@ class TestForward:
 
         torch.manual_seed(0)
         model = Experts().to(on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=4 * LAYER)
-        reference = plain(original, handle)
+        handle, reference = beside_plain(model, budget=4 * LAYER)
         for seed in range(5):
             torch.manual_seed(seed)
             inputs = torch.randn(9, 64).to(handle.device)
             assert same(model(inputs), reference(inputs))
         assert handle.stats()["held"] <= 4 * LAYER
 
-    def test_a_generation_loop(self, on, offloaded):
+    def test_a_generation_loop(self, on, beside_plain):
         class Words(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -182,19 +179,17 @@ class TestForward:
 
         torch.manual_seed(0)
         model = Words().to(on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=4 * LAYER)
+        handle, reference = beside_plain(model, budget=4 * LAYER)
         with torch.inference_mode():
             found = generate(model, handle.device)
-            assert same(found, generate(plain(original, handle), handle.device))
+            assert same(found, generate(reference, handle.device))
         assert handle.stats()["mapped"] == 0
 
-    def test_autocast(self, on, offloaded):
+    def test_autocast(self, on, beside_plain):
         model = layers(on=on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=3 * LAYER)
+        handle, reference = beside_plain(model, budget=3 * LAYER)
         with torch.autocast(handle.device.type, dtype=torch.bfloat16):
-            check_rounds(model, handle, plain(original, handle))
+            check_rounds(model, handle, reference)
 
     def test_a_model_that_is_made_in_inference_mode(self, on, offloaded):
         with torch.inference_mode():
@@ -268,11 +263,9 @@ class TestForward:
         with mt.offload(model, DEVICE, budget=3 * LAYER, blocks=members) as handle:
             assert handle.stats()["groups"] == 3
 
-    def test_threads_and_streams(self, on, offloaded):
+    def test_threads_and_streams(self, on, beside_plain):
         model = layers(on=on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=4 * LAYER)
-        reference = plain(original, handle)
+        handle, reference = beside_plain(model, budget=4 * LAYER)
 
         def work(rows):
             inputs = batch(handle, rows)
@@ -289,7 +282,7 @@ class TestForward:
         race_over(work, (1, 2, 3))
         assert handle.stats()["acquired"] >= 3 * 4 * handle.stats()["groups"] > 0
 
-    def test_random_rounds(self, on, offloaded):
+    def test_random_rounds(self, on, beside_plain):
         """Any order, forward and backward, in three threads, with exceptions: the same bits."""
 
         class Choice(nn.Module):
@@ -304,9 +297,7 @@ class TestForward:
 
         torch.manual_seed(0)
         model = Choice().to(on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=3 * LAYER)
-        reference = plain(original, handle)
+        handle, reference = beside_plain(model, budget=3 * LAYER)
         inputs = batch(handle)
 
         def gradient(module, order):
@@ -345,11 +336,9 @@ class TestForward:
 
 
 class TestExceptions:
-    def test_in_a_forward_pass(self, on, offloaded):
+    def test_in_a_forward_pass(self, on, beside_plain):
         model = layers(on=on)
-        original = copy.deepcopy(model)
-        handle = offloaded(model, budget=5 * LAYER)
-        reference = plain(original, handle)
+        handle, reference = beside_plain(model, budget=5 * LAYER)
         for error in (ValueError, KeyboardInterrupt):
             for number in (0, 4, 7, 14):
 

@@ -7,29 +7,17 @@ import pytest
 from constants import BUDGET, PAGE
 from managedmem import Device, emulator
 from offloaded import LAYER, batch, layers
+from removed_handles import offload_for_a_test
 from tensors import mt, torch
 
 DEVICE = "cuda:0"
+offloaded = pytest.fixture(offload_for_a_test)
 
 
 def taken():
     """Bytes of the first device that the driver has given away."""
     info = Device(0).memory_info
     return info.total - info.free
-
-
-@pytest.fixture
-def offloaded():
-    """`offloaded(model, ...)`: a handle that is removed after the test."""
-    handles = []
-
-    def make(model, device=DEVICE, **options):
-        handles.append(mt.offload(model, device, **options))
-        return handles[-1]
-
-    yield make
-    for handle in handles:
-        handle.remove()
 
 
 def test_the_budget_is_kept_in_every_layer(on, offloaded):

@@ -354,9 +354,11 @@ def test_an_optimizer_in_a_wrapper(on):
 
 
 class TestHandles:
-    def test_a_dropped_module_is_freed_at_once(self, on):
+    @pytest.mark.parametrize("budget", [LAYER, 100 * LAYER], ids=["streamed", "resident"])
+    def test_a_dropped_module_is_freed_at_once(self, on, budget):
+        """Also one that was never called."""
         model = layers(on=on)
-        mt.offload(model, DEVICE, budget=100 * LAYER)
+        mt.offload(model, DEVICE, budget=budget)
         died = weakref.ref(model)
         gc.disable()
         try:
