@@ -120,8 +120,7 @@ class TestRefusals:
             assert text.count("\n") == 1
 
     def test_after_a_fork(self):
-        done = run_python(
-            """
+        done = run_python("""
             import os
             from managedmem import Host
             from presets import functions
@@ -133,8 +132,7 @@ class TestRefusals:
                 os._exit(allocate(4096) is not None)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             free(pointer)
-            """
-        )
+        """)
         assert "forked" in done.stderr
 
 
@@ -202,8 +200,7 @@ class TestPresets:
         )
 
     def test_are_shared_by_subinterpreters(self):
-        run_python(
-            """
+        run_python("""
             from subinterpreters import PRELUDE
             exec(PRELUDE)
             from managedmem import Host, _managedmem
@@ -211,8 +208,7 @@ class TestPresets:
             interpreter = create("legacy")
             run(interpreter, "from managedmem import Host, _managedmem\\n"
                 f"assert _managedmem._register_preset(Host(), (), True, False) == {names!r}")
-            """
-        )
+        """)
 
 
 def test_the_library_can_be_opened_again_by_its_path():
@@ -225,15 +221,13 @@ def test_the_library_can_be_opened_again_by_its_path():
 
 @pytest.mark.skipif(not EMULATED, reason="the driver's shutdown is up to CUDA here")
 def test_blocks_may_live_until_the_interpreter_has_gone():
-    done = run_python(
-        """
+    done = run_python("""
         import atexit, threading
         from presets import functions
         allocate, free = functions()
         pointer = allocate(4096)
         atexit.register(free, pointer)
-        """
-    )
+    """)
     assert done.stderr == ""
 
 

@@ -180,8 +180,7 @@ class TestRefused:
         ("name", "advice"), [("torch", "pip install torch"), ("cupy", "cupy-")]
     )
     def test_without_the_library(self, name, advice):
-        run_python(
-            f"""
+        run_python(f"""
             import sys
             import managedmem as mm
             sys.modules[{name!r}] = None
@@ -193,13 +192,11 @@ class TestRefused:
                 else:
                     raise AssertionError("accepted")
                 assert buf.last_prefetch_location is None
-            """
-        )
+        """)
 
     def test_an_import_error_inside_the_library_is_passed_on(self, tmp_path):
         (tmp_path / "torch.py").write_text("import no_such_part_of_torch")
-        run_python(
-            f"""
+        run_python(f"""
             import sys
             import managedmem as mm
             sys.path.insert(0, {str(tmp_path)!r})
@@ -210,13 +207,11 @@ class TestRefused:
                     assert error.name == "no_such_part_of_torch", error
                 else:
                     raise AssertionError("accepted")
-            """
-        )
+        """)
 
     def test_cupy_with_the_emulated_driver(self, tmp_path):
         (tmp_path / "cupy.py").write_text("")
-        run_python(
-            f"""
+        run_python(f"""
             import sys
             import managedmem as mm
             from program_checks import refused
@@ -224,19 +219,16 @@ class TestRefused:
             with mm.empty(4096) as buf:
                 with refused(RuntimeError, "emulated driver"):
                     buf.cupy()
-            """
-        )
+        """)
 
     def test_nothing_is_imported_before_the_call(self):
-        run_python(
-            """
+        run_python("""
             import sys
             import managedmem as mm
             with mm.empty(4096) as buf:
                 pass
             assert not {"torch", "cupy", "managedmem._arrays"} & set(sys.modules)
-            """
-        )
+        """)
 
 
 class TestSynchronize:

@@ -19,6 +19,7 @@ from identifiers import label
 from managedmem import Host, ManagedBuffer
 from programs import run_python
 from races import in_thread
+from whole_programs import run_to_the_end
 
 CUDA_MANAGED = 13
 VERSIONED = {"unversioned": {}, "versioned": {"max_version": (1, 0)}}
@@ -258,8 +259,7 @@ class TestDlpackArguments:
     @pytest.mark.parametrize("answer", ["None", "5", "object()", "b''", "managedmem.Host()"])
     def test_a_copy_does_not_believe_an_override(self, answer):
         """Any object was read as a buffer, so this runs in a process of its own."""
-        done = run_python(
-            f"""
+        run_to_the_end(f"""
             import managedmem
             from dlpack import capsule_struct
             class Mine(managedmem.ManagedBuffer):
@@ -272,10 +272,7 @@ class TestDlpackArguments:
                 assert tensor.data != buffer.handle and tensor.shape[0] == 4096
                 copied = managedmem.ManagedBuffer.from_handle(tensor.data, 4096)
                 assert bytes(copied) == bytes([7]) * 4096
-                print("fine")
-            """
-        )
-        assert done.stdout == "fine\n"
+        """)
 
 
 @contextlib.contextmanager
@@ -406,8 +403,7 @@ class TestWrappedMemory:
 
     def test_a_copy_of_nothing_in_read_only_memory(self):
         """A resource may answer a request for no bytes with any empty buffer."""
-        done = run_python(
-            """
+        run_to_the_end("""
             import managedmem
             from managedmem import ManagedBuffer
             memory = managedmem.empty(4096)
@@ -425,10 +421,7 @@ class TestWrappedMemory:
             except BufferError as error:
                 assert "read-only" in str(error)
             lent.__dlpack__(copy=True, max_version=(1, 0))
-            print("fine")
-            """
-        )
-        assert done.stdout == "fine\n"
+        """)
 
 
 class TestBufferProtocol:

@@ -457,8 +457,7 @@ class TestGarbageWithItsResource:
 
 def test_a_function_that_the_collector_has_cleared():
     """Where a view in the same garbage shows the memory, it goes back when objects are cleared."""
-    done = run_python(
-        """
+    done = run_python("""
 import gc, types
 from managedmem import ManagedBuffer
 
@@ -479,8 +478,7 @@ names["view"] = memoryview(names["buffer"])
 del names, members, lender
 gc.collect()
 print("end")
-"""
-    )
+    """)
     assert done.stdout == "end\n"
     assert "Lender'>" in done.stderr
     if not FREE_THREADED:  # whose collector clears the class before the buffer

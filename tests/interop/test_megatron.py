@@ -216,8 +216,7 @@ class TestModules:
 class TestSupport:
     @pytest.mark.skipif(HAS_CUDA, reason="this system can have pools")
     def test_without_support_it_says_why(self):
-        done = run_python(
-            """
+        done = run_python("""
             import warnings
             from managedmem.megatron import *
             with warnings.catch_warnings(record=True) as caught:
@@ -231,8 +230,7 @@ class TestSupport:
                 except UnifiedMemoryUnsupportedError as error:
                     print(error)
                     assert str(error) in str(caught[0].message)
-            """
-        )
+        """)
         assert len(done.stdout.splitlines()) == 2
         assert "without CUDA" in done.stdout or "GPU" in done.stdout
 

@@ -86,8 +86,7 @@ class TestBuffer:
 
     @every_name
     def test_of_zeros_needs_no_library(self, name):
-        done = run_python(
-            f"""
+        done = run_python(f"""
             import sys
             sys.modules["ml_dtypes"] = sys.modules["numpy"] = sys.modules["torch"] = None
             import managedmem
@@ -95,8 +94,7 @@ class TestBuffer:
             for place in (None, Device(0)):
                 buffer = managedmem.zeros(70001, {name!r}, prefetch=place)
                 print(any(bytes(buffer.view("uint8"))), buffer.copy_to().dtype)
-            """
-        )
+        """)
         assert done.stdout == f"False {name}\n" * 2
 
 
@@ -162,8 +160,7 @@ class TestNumPy:
             gc.collect()
 
     def test_says_what_to_install(self):
-        done = run_python(
-            """
+        done = run_python("""
             import sys
             sys.modules["ml_dtypes"] = None
             import managedmem
@@ -178,8 +175,7 @@ class TestNumPy:
                     use()
                 except ImportError as error:
                     print(error)
-            """
-        )
+        """)
         (line,) = {*done.stdout.splitlines()}
         assert "pip install ml_dtypes" in line
         assert 'buf.view("uint16").numpy()' in line

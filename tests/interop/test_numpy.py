@@ -247,8 +247,7 @@ class TestRefused:
         buffer.close()
 
     def test_without_numpy(self):
-        run_python(
-            """
+        run_python("""
             import sys
             import managedmem as mm
             from program_checks import refused
@@ -257,20 +256,17 @@ class TestRefused:
                 with refused(ImportError, "pip install numpy"):
                     buf.numpy()
                 assert buf.last_prefetch_location is None
-            """
-        )
+        """)
 
     def test_numpy_is_imported_by_the_call_and_not_before(self):
-        run_python(
-            """
+        run_python("""
             import sys
             import managedmem as mm
             with mm.empty(4096) as buf:
                 assert "numpy" not in sys.modules
                 buf.numpy()
                 assert "numpy" in sys.modules
-            """
-        )
+        """)
 
 
 class TestArrayOfABuffer:

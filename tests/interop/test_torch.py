@@ -91,8 +91,7 @@ def test_importing_opens_no_driver():
 
 
 def test_without_torch_the_import_says_so():
-    done = run_python(
-        """
+    done = run_python("""
         import sys
         sys.modules["torch"] = None
         import managedmem
@@ -100,8 +99,7 @@ def test_without_torch_the_import_says_so():
             import managedmem.torch
         except ImportError as error:
             print(error)
-        """
-    )
+    """)
     assert "needs PyTorch" in done.stdout
 
 

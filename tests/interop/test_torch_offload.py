@@ -1,5 +1,6 @@
 """offload() in forward passes: the numbers of the plain module, the budget, and the way back."""
 
+import collections
 import contextlib
 import copy
 import gc
@@ -703,9 +704,7 @@ class TestWhileItIsOn:
                 model(inputs)
             del model
             gc.collect()
-        counts = {}
-        for call in calls:
-            counts[call.name] = counts.get(call.name, 0) + 1
+        counts = collections.Counter(call.name for call in calls)
         assert "cuMemAllocManaged" not in counts
         del counts["cuMemFree"]  # what cannot be freed stays
         places = [(name, nth) for name, count in counts.items() for nth in {1, count // 2 + 1}]

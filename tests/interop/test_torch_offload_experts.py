@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from offloaded import nn, same, use_device
+from offloaded import assert_same_module, nn, same, use_device
 from races import race_over
 from tensors import mt, torch
 
@@ -132,9 +132,7 @@ class TestCalls:
             for module in (model, original):
                 module(batch(handle)).sum().backward()
             assert handle.stats()["loads"] == 0
-            for mine, others in zip(model.parameters(), original.parameters(), strict=True):
-                assert (mine.grad is None) == (others.grad is None)
-                assert mine.grad is None or same(mine.grad, others.grad)
+            assert_same_module(model, original)
 
     @pytest.mark.filterwarnings("ignore:.*CUDA.*lazily:UserWarning")
     def test_training(self, on):
@@ -150,8 +148,7 @@ class TestCalls:
                     optimizer.step()
                 with torch.no_grad():
                     assert same(models[0](batch(handle)), models[1](batch(handle)))
-        for mine, others in zip(*(model.parameters() for model in models), strict=True):
-            assert same(mine, others)
+        assert_same_module(*models)
 
     def test_compiled_code_names_no_slices(self, pair):
         model, original, handle = pair
@@ -193,8 +190,7 @@ def used(on, use, read_only=False, width=WIDTH):
                     results.append((type(error), str(error)))
         numbers = handle.stats()
     assert shows_parameters(model)
-    for mine, others in zip(model.parameters(), original.parameters(), strict=True):
-        assert same(mine.to(others.device), others)
+    assert_same_module(model, original)
     return *results, numbers
 
 

@@ -33,8 +33,7 @@ def test_numbers_of_the_plain_module(on, budget):
             for _ in range(3):
                 assert same(model(inputs), reference(inputs))
                 assert handle.stats()["held"] <= budget
-        for one, other in zip(model.parameters(), original.parameters(), strict=True):
-            assert same(one, other)
+        assert_same_module(model, original)
     assert_same_module(model, original)
     assert managed_tensors(model) == []
 
@@ -111,5 +110,4 @@ class TestWrites:
                 reference, inputs = plain(original, handle), batch(handle)
                 for _ in range(3):
                     assert same(model(inputs), reference(inputs))
-        for one, other in zip(model.buffers(), reference.buffers(), strict=True):
-            assert same(one, other)
+        assert_same_module(model, reference)

@@ -1,5 +1,6 @@
 """offload() in training: gradients and optimizer state at home, steps in parts, equal numbers."""
 
+import collections
 import copy
 import gc
 import pickle
@@ -714,9 +715,7 @@ class TestOptimizers:
             handle.remove()
             del pair, handle
             gc.collect()
-        counts = {}
-        for call in calls:
-            counts[call.name] = counts.get(call.name, 0) + 1
+        counts = collections.Counter(call.name for call in calls)
         del counts["cuMemFree"], counts["cuMemHostUnregister"]  # what cannot be freed stays
         lost = 0
         places = [(name, nth) for name, n in counts.items() for nth in {1, n // 2 + 1}]

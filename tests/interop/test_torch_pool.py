@@ -54,12 +54,10 @@ class TestReasons:
         assert "/nonexistent/libcuda.so.1" in done.stdout
 
     def test_importing_opens_no_driver(self):
-        run_python(
-            """
+        run_python("""
             import managedmem.torch._pool
             assert "libmanagedmem_emulator" not in open("/proc/self/maps").read()
-            """
-        )
+        """)
 
     def test_advice_that_the_system_cannot_do(self):
         done = run_python(

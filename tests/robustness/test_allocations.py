@@ -111,8 +111,7 @@ class TestEveryOperation:
 
     def test_no_pool_is_created_without_an_object_for_it(self, library):
         """There would be none to release it in time, and without the GIL."""
-        done = run_python(
-            f"""
+        done = run_python(f"""
             import types
             from failing import attempt, prepare
             from managedmem import ManagedMemoryResource, emulator
@@ -123,8 +122,7 @@ class TestEveryOperation:
             _, error, _, reached = attempt(allocations, make, None, "python", 1)
             assert reached and error is MemoryError
             print([call.name for call in emulator.calls() if "Pool" in call.name])
-            """
-        )
+        """)
         assert done.stdout == "[]\n"
 
 

@@ -167,8 +167,7 @@ with managedmem.empty((4, 4), "float32") as buffer:
 
     def test_can_be_collected_from_while_it_is_imported(self):
         """The collector then visits types and a module that are not complete."""
-        run_python(
-            """
+        run_python("""
             import gc, sys
             from collections import abc  # so that the package does not import it below
             import contextlib, ctypes, dataclasses, typing
@@ -179,8 +178,7 @@ with managedmem.empty((4, 4), "float32") as buffer:
             assert managedmem.Host(1) is managedmem.Host(1)
             with managedmem.empty(4096) as buffer:
                 assert buffer.read_mostly is False
-            """
-        )
+        """)
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="counts of CPython's collector")

@@ -409,8 +409,7 @@ def test_the_c_heap_stays_flat_with_many_targets(name, monkeypatch):
     A table of Python's allocator, of 128 KiB, grows in one of them.
     """
     monkeypatch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
-    run_python(
-        f"""
+    run_python(f"""
         import contextlib, gc
         import c_heap, managedmem
         from managedmem import *
@@ -444,5 +443,4 @@ def test_the_c_heap_stays_flat_with_many_targets(name, monkeypatch):
             Device(0).sync()  # or queued work would add up
         before, between, after = *found, in_use()
         assert min(between - before, after - between) < 100 * 200, (*found, after)
-        """
-    )
+    """)

@@ -322,8 +322,7 @@ class TestCoverage:
 
 def test_a_context_that_was_made_current_is_taken_back_when_relaxing_fails():
     """In a thread without a context of its own, where each call brings one."""
-    run_python(
-        """
+    run_python("""
         from managedmem import CUDAError, ManagedMemoryResource, Stream, emulator
         from races import in_thread
         buffer, stream = ManagedMemoryResource().allocate(4096), Stream()
@@ -345,5 +344,4 @@ def test_a_context_that_was_made_current_is_taken_back_when_relaxing_fails():
 
         in_thread(work)
         assert depths == [0] * 4, depths
-        """
-    )
+    """)

@@ -235,14 +235,13 @@ work()
 
 
 def test_a_child_may_open_its_own_driver_many_times():
-    done = run_python(
+    run_to_the_end(
         PRELUDE
         + """
 for _ in range(5):
     assert in_child(lambda: Device(1).memory_info) == 0
 """
     )
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

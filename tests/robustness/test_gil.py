@@ -111,15 +111,9 @@ OTHERS = {
         "a.close()",
     ),
     "drop a buffer": ("a = empty(4096)", "del a"),
-    "drop a closed view and its buffer": (
-        "a = empty(4096); v = a[:]; v.close()",
-        "del v, a",
-    ),
+    "drop a closed view and its buffer": ("a = empty(4096); v = a[:]; v.close()", "del v, a"),
     "close the last view": ("v = empty(4096)[:]", "v.close()"),
-    "drop a buffer of a pool": (
-        "a = DeviceMemoryResource(0).allocate(4096)",
-        "del a",
-    ),
+    "drop a buffer of a pool": ("a = DeviceMemoryResource(0).allocate(4096)", "del a"),
     "collect a cycle": (
         "class Part(ManagedBuffer): pass\n"
         "a = ManagedMemoryResource().allocate(4096)\n"
@@ -156,6 +150,12 @@ def of_the_table():
     return json.loads(run_python(PRELUDE + OF_THE_TABLE, emulator="devices=2").stdout)
 
 
+def calls_of(before, statement, emulator):
+    """What watched() finds in a statement, in a process of its own."""
+    program = f"print(json.dumps(watched(lambda: exec({statement!r}, globals()))))"
+    return json.loads(run_python(f"{PRELUDE}\n{before}\n{program}", emulator=emulator).stdout)
+
+
 def held(calls):
     return {function for function, with_gil in calls if with_gil}
 
@@ -170,14 +170,9 @@ def test_operations(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_of_the_driver(name):
     before, statement = OTHERS[name]
-    done = run_python(
-        PRELUDE
-        + ("" if name == "open the driver" else "Device.count(); Device(0).set_current()\n")
-        + f"exec({before!r}, globals())\n"
-        f"print(json.dumps(watched(lambda: exec({statement!r}, globals()))))",
-        emulator="devices=2",
-    )
-    calls = json.loads(done.stdout)
+    if name != "open the driver":
+        before = f"Device.count(); Device(0).set_current()\n{before}"
+    calls = calls_of(before, statement, "devices=2")
     assert held(calls) <= QUERIES
     assert any(not with_gil for _, with_gil in calls), "no call that could block was made"
 
@@ -192,13 +187,7 @@ WAITS_FOR_THE_DEVICE = {
 
 @pytest.mark.parametrize("name", WAITS_FOR_THE_DEVICE)
 def test_waits_of_the_host(name):
-    before, statement = WAITS_FOR_THE_DEVICE[name]
-    done = run_python(
-        PRELUDE + f"exec({before!r}, globals())\n"
-        f"print(json.dumps(watched(lambda: exec({statement!r}, globals()))))",
-        emulator="concurrent=0",
-    )
-    calls = json.loads(done.stdout)
+    calls = calls_of(*WAITS_FOR_THE_DEVICE[name], "concurrent=0")
     assert held(calls) <= QUERIES
     assert ["cuCtxSynchronize", False] in calls, "nothing was waited for"
 
@@ -219,8 +208,7 @@ print(calls)
 def test_the_end_of_the_interpreter_waits_without_the_gil():
     """A thread of another library releases the last tensor while the interpreter ends. It needs the
     GIL for the owner's finalizer, so the process would hang if the end held it."""
-    done = run_python(
-        """
+    done = run_python("""
         import atexit, ctypes, threading, time
         from dlpack import consume
         from managedmem import ManagedBuffer, empty
@@ -245,6 +233,5 @@ def test_the_end_of_the_interpreter_waits_without_the_gil():
         thread = threading.Thread(target=delete, args=(ctypes.addressof(tensor),), daemon=True)
         thread.start()
         inside.wait()
-        """
-    )
+    """)
     assert done.stdout == "released\n"

@@ -87,8 +87,7 @@ def test_nothing_is_left(name, monkeypatch):
     """
     rounds = ROUNDS.get(name, (300, 2000))
     monkeypatch.setenv("GLIBC_TUNABLES", c_heap.KEEP_NO_FREED_BLOCKS)
-    run_python(
-        f"""
+    run_python(f"""
         import ctypes, gc, time
         from itertools import pairwise
         import c_heap
@@ -133,14 +132,12 @@ def test_nothing_is_left(name, monkeypatch):
         grown = [after - before for before, after in pairwise(left)]
         assert min(grown) < {rounds[1] // PARTS} * {KEPT.get(name, 8)}, grown
         assert events[-1] <= events[0] + 8, events
-        """
-    )
+    """)
 
 
 def test_adding_takes_no_longer_in_a_large_set():
     """Of managed memory; the emulated driver looks through a list of all page-locked memory."""
-    run_python(
-        """
+    run_python("""
         import time
         from managedmem import *
 
@@ -160,5 +157,4 @@ def test_adding_takes_no_longer_in_a_large_set():
         for _ in range(3000):
             working.add(buffer)
         assert seconds() < 5 * first + 0.005
-        """
-    )
+    """)

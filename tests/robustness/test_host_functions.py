@@ -27,7 +27,6 @@ from managedmem import (
 from presets import functions
 from programs import run_python
 from races import race
-from whole_programs import run_to_the_end
 
 POOLS = managedmem._managedmem._driver_info()["version"] >= 13000
 needs_pools = pytest.mark.skipif(not POOLS, reason="pools of managed memory need CUDA 13.0")
@@ -236,7 +235,7 @@ class TestDropping:
 
 
 def test_a_forked_child_frees_nothing_of_it():
-    run_to_the_end(
+    done = run_python(
         """
         import managedmem
         from managedmem import Device, ManagedMemoryResource, Stream
@@ -252,9 +251,11 @@ def test_a_forked_child_frees_nothing_of_it():
 
         assert in_child(work) == 0
         Device(0).sync()
+        print("fine")
         """,
         driver=os.environ["MANAGEDMEM_DRIVER"],
     )
+    assert done.stdout == "fine\n"
 
 
 class TestClosing:

@@ -3,11 +3,10 @@
 Each case is a program of its own, because most of them end one with a recorder that runs.
 """
 
-import sys
-
 import pytest
 
 from forks import ASAN
+from interpreter_kinds import KINDS
 from programs import run_python
 from subinterpreters import PRELUDE as SUBINTERPRETERS
 from whole_programs import run_to_the_end
@@ -301,15 +300,7 @@ recorder.stop()
 """)
 
 
-OWN_GIL = pytest.param(
-    "isolated",
-    marks=pytest.mark.skipif(
-        sys.version_info < (3, 12), reason="own-GIL interpreters came with 3.12"
-    ),
-)
-
-
-@pytest.mark.parametrize("kind", [OWN_GIL, "legacy"])
+@pytest.mark.parametrize("kind", KINDS)
 class TestSubinterpreters:
     def test_they_share_one_recording(self, kind):
         run(

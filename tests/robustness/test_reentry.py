@@ -10,6 +10,7 @@ import pytest
 import reentry
 from constants import FREE_THREADED
 from programs import explore, parameters_of, run_python
+from whole_programs import run_to_the_end
 
 pytestmark = pytest.mark.emulator_only
 
@@ -31,8 +32,7 @@ class TestCollectorDuringOperations:
     @pytest.mark.skipif(FREE_THREADED, reason="its collector waits until Python code runs again")
     def test_the_collector_does_run_during_operations(self):
         """A finalizer that closes a buffer is seen by the operation that uses it."""
-        done = run_python(
-            """
+        run_to_the_end("""
             import reentry, managedmem
             w = reentry.World()
             closed = []
@@ -47,9 +47,7 @@ class TestCollectorDuringOperations:
             assert reentry.act_under(collector, operation, w) is None
             assert collector.runs > 0 and w.a.is_closed, collector.runs
             w.end()
-            """
-        )
-        assert done.stderr == ""
+        """)
 
 
 class TestOwnersOfTensors:
@@ -57,8 +55,7 @@ class TestOwnersOfTensors:
     def test_an_owner_that_is_called_through_c(self, released):
         """C code takes the GIL with the thread's first thread state, so the owner must be dropped
         in it."""
-        done = run_python(
-            f"""
+        run_to_the_end(f"""
             import ctypes, faulthandler
             import managedmem
             from dlpack import consume
@@ -79,16 +76,13 @@ class TestOwnersOfTensors:
             address = ctypes.cast(tensor.deleter, ctypes.c_void_p).value
             kind(None, ctypes.c_void_p)(address)(ctypes.addressof(tensor))
             assert seen == ["called"]
-            """
-        )
-        assert done.stderr == ""
+        """)
 
 
 class TestEndOfTheInterpreter:
     def test_closing_a_stream_that_a_daemon_thread_waits_for(self):
         """The thread never returns to Python, but leaves the guard of the stream."""
-        done = run_python(
-            """
+        done = run_python("""
             import ctypes, faulthandler, threading, time
             from driver import raw_driver
             from managedmem import Stream, emulator
@@ -110,6 +104,5 @@ class TestEndOfTheInterpreter:
             threading.Thread(target=stream.sync, daemon=True).start()
             time.sleep(0.2)
             last = ClosesAtTheEnd(stream)
-            """
-        )
+        """)
         assert (done.stdout, done.stderr) == ("closed\n", "")

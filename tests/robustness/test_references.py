@@ -113,8 +113,7 @@ class TestSeededLeaks:
     @pytest.mark.skipif(not c_heap.reader(), reason="malloc() counts nothing")
     def test_freed_memory_of_c_is_not_counted(self, library):
         """A thread keeps seven freed blocks of a size, unless it is told not to."""
-        done = run_python(
-            """
+        done = run_python("""
             import c_heap, ctypes
 
             c = ctypes.CDLL(None)
@@ -124,8 +123,7 @@ class TestSeededLeaks:
             for block in blocks[:7]:
                 c.free(block)
             assert before - c_heap.reader()() >= 7 * 560
-            """
-        )
+        """)
         assert done.stderr == ""
 
     def test_among_blocks_of_the_extension(self, found, library):
@@ -136,8 +134,7 @@ class TestSeededLeaks:
 
     def test_what_happens_once_is_no_leak(self):
         """A cache that is filled once grows in the first rounds only."""
-        done = run_python(
-            """
+        done = run_python("""
             import json, references
             from world import Operation, World
 
@@ -149,6 +146,5 @@ class TestSeededLeaks:
 
             counts = references.Counts(w := World(), True, True)
             print(json.dumps(counts.grown(lambda: references.once(Operation(fill), w))))
-            """
-        )
+        """)
         assert json.loads(done.stdout) == {}

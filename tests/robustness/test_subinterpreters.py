@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from constants import FREE_THREADED
+from interpreter_kinds import KINDS
 from programs import run_python
 from subinterpreters import PRELUDE
 from whole_programs import run_to_the_end
@@ -49,14 +50,6 @@ sub.me = sub
 stream.sync()
 """
 CLOSE = "\ndel sub; gc.collect()\nstream.close(); buffer.close()\n"
-
-OWN_GIL = pytest.param(
-    "isolated",
-    marks=pytest.mark.skipif(
-        sys.version_info < (3, 12), reason="own-GIL interpreters came with 3.12"
-    ),
-)
-KINDS = [OWN_GIL, "legacy"]
 
 
 def run(code):
@@ -348,8 +341,7 @@ for caller in DELETE.values():
 )
 def test_no_operation_writes_the_count_of_an_immortal_object():
     """Interpreters that run in parallel share these counts, so that writes would be lost."""
-    run_python(
-        """
+    run_python("""
         import ctypes
         from all_operations import everything
         from managedmem import Device
@@ -366,5 +358,4 @@ def test_no_operation_writes_the_count_of_an_immortal_object():
                 operation.run(world)
                 world.end()
                 assert [count(thing) for thing in immortal] == before, name
-        """
-    )
+    """)

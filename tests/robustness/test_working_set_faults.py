@@ -257,8 +257,7 @@ def test_a_broken_device(kind):
     Work that was queued on a broken device never runs. Here it would, at the end of the process, in
     an order that no device has; the program leaves it behind.
     """
-    done = run_python(
-        f"""
+    done = run_python(f"""
         import gc, os
         import managedmem
         from managedmem import CUDAError, Device, emulator
@@ -288,8 +287,7 @@ def test_a_broken_device(kind):
             del groups, working
         print("fine", flush=True)
         os._exit(0)
-        """
-    )
+    """)
     assert done.stdout == "fine\n"
 
 

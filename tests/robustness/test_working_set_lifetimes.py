@@ -3,10 +3,9 @@
 Each case is a program of its own, because most of them end one with a set at work.
 """
 
-import sys
-
 import pytest
 
+from interpreter_kinds import KINDS
 from programs import run_python
 from subinterpreters import PRELUDE as SUBINTERPRETERS
 from whole_programs import run_to_the_end
@@ -241,16 +240,8 @@ holder.join()
 """)
 
 
-OWN_GIL = pytest.param(
-    "isolated",
-    marks=pytest.mark.skipif(
-        sys.version_info < (3, 12), reason="own-GIL interpreters came with 3.12"
-    ),
-)
-
-
 @pytest.mark.parametrize("type_", ["WorkingSet", "ManagedWorkingSet"])
-@pytest.mark.parametrize("kind", [OWN_GIL, "legacy"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_end_of_a_subinterpreter_ends_its_sets(kind, type_):
     run(
         SUBINTERPRETERS
