@@ -179,8 +179,7 @@ class TestDataParallel:
                 one, other = wrapped(batch(handle)), reference(batch(handle))
                 one.sum().backward(), other.sum().backward()
                 assert same(one, other)
-            for one, other in zip(model.parameters(), reference.parameters(), strict=True):
-                assert same(one.grad, other.grad)
+            assert_same_module(model, reference)
 
     def test_replicas_are_refused(self, on):
         """DataParallel makes them this way on several devices."""
