@@ -9,8 +9,8 @@ import pytest
 import managedmem
 from constants import EMULATED, MIB, PAGE
 from managedmem import Device, Host, ManagedBuffer, emulator
-from programs import run_python
 from tensors import DTYPES, assert_same, gpu_only, mt, small_model, snapshot, tensors_of, torch
+from whole_programs import run_to_the_end
 
 named_before = set()
 
@@ -183,7 +183,7 @@ class TestToManaged:
         assert names_of_memory() == {}
 
     def test_at_interpreter_exit_tensors_may_live(self, on):
-        done = run_python(
+        run_to_the_end(
             f"""
             import torch, managedmem.torch
             model = managedmem.torch.to_managed(torch.nn.Linear(30, 40).to({on!r}))
@@ -193,7 +193,6 @@ class TestToManaged:
             """,
             driver=os.environ["MANAGEDMEM_DRIVER"],
         )
-        assert done.stderr == ""
 
     def test_an_optimizer_keeps_working(self, on):
         """Same numbers as with a module that stays where it is, moved between two steps."""

@@ -170,17 +170,12 @@ class TestCycles:
         gc.collect()
         assert gone() is None
 
-    def test_cycle_through_a_view(self, buf):
+    @pytest.mark.parametrize(
+        "link", [lambda b: b[0:PAGE], lambda b: b.accessed_by], ids=["a view", "the live set"]
+    )
+    def test_cycle_through(self, buf, link):
         owner = Owner()
-        owner.view = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner)[0:PAGE]
-        gone = weakref.ref(owner)
-        del owner
-        gc.collect()
-        assert gone() is None
-
-    def test_cycle_through_the_live_set(self, buf):
-        owner = Owner()
-        owner.members = ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner).accessed_by
+        owner.link = link(ManagedBuffer.from_handle(buf.handle, buf.size, owner=owner))
         gone = weakref.ref(owner)
         del owner
         gc.collect()
