@@ -41,11 +41,7 @@ class TestArguments:
             ({"accessed_by": [Host(0)]}, ValueError, "NUMA host"),
             ({"read_mostly": 1}, TypeError, "bool"),
             ({"policy": Host()}, TypeError, "policy must be a MigrationPolicy"),
-            (
-                {"policy": MigrationPolicy(), "read_mostly": True},
-                ValueError,
-                "but not both",
-            ),
+            ({"policy": MigrationPolicy(), "read_mostly": True}, ValueError, "but not both"),
         ],
         ids=repr,
     )

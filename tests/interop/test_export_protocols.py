@@ -209,9 +209,7 @@ class TestDlpackArguments:
                 assert tensor.data == buf.handle
 
     @pytest.mark.parametrize(
-        "device",
-        [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1), (1, 1), (3, 1)],
-        ids=label,
+        "device", [(7, 0), (10, 0), (CUDA_MANAGED, 99), (2, 99), (2, -1), (1, 1), (3, 1)], ids=label
     )
     def test_another_device_is_a_buffer_error(self, alloc, device):
         buffer = alloc(PAGE)

@@ -108,8 +108,7 @@ WAYS = {
 }
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 typed_ways = pytest.mark.parametrize(
-    "way",
-    [pytest.param(w, id=n) for n, w in WAYS.items() if not issubclass(w.library, CudaCore)],
+    "way", [pytest.param(w, id=n) for n, w in WAYS.items() if not issubclass(w.library, CudaCore)]
 )
 
 

@@ -43,10 +43,7 @@ class TestForms:
             ("prefetch_managed_tensor", "(tensor, *, device, stream=None)"),
             ("advise_managed_tensor_preferred_location", "(tensor, *, device)"),
             ("advise_managed_tensor_accessed_by", "(tensor, *, device)"),
-            (
-                "prefetch_managed_module_parameters",
-                "(module, *, device, include_buffers=False)",
-            ),
+            ("prefetch_managed_module_parameters", "(module, *, device, include_buffers=False)"),
             (
                 "advise_managed_module_parameters_preferred_location",
                 "(module, *, device, include_buffers=False)",

@@ -168,6 +168,6 @@ def test_with_ipython():
         assert cell(command) == ""
         assert cell("buffer.close()") == ""
         assert shell.user_ns["buffer"].is_closed
-        """,
+        """
     )
     assert done.returncode == 0

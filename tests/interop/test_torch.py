@@ -17,16 +17,7 @@ from identifiers import label
 from managedmem import Device, Host, MigrationPolicy, emulator
 from programs import run_python
 from races import race_over
-from tensors import (
-    DTYPES,
-    gpu_only,
-    last_prefetch,
-    memory,
-    mt,
-    small_model,
-    tensors_of,
-    torch,
-)
+from tensors import DTYPES, gpu_only, last_prefetch, memory, mt, small_model, tensors_of, torch
 
 # --- new buffers --------------------------------------------------------------------------
 

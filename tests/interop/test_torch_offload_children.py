@@ -78,12 +78,7 @@ class TestChildren:
             (with_a_scripted_child, TypeError, f"{NAME}.1", "whose calls no hook sees"),
             (packed, TypeError, f"{NAME}.0._packed_params", "quantized: its weights are packed"),
             (lambda: nn.LazyLinear(3), ValueError, f"{NAME}.weight", "has no shape yet"),
-            (
-                lambda: nn.Linear(3, 3, device="meta"),
-                ValueError,
-                f"{NAME}.weight",
-                "has no memory",
-            ),
+            (lambda: nn.Linear(3, 3, device="meta"), ValueError, f"{NAME}.weight", "has no memory"),
             (
                 with_parameter(lambda: torch.eye(64).to_sparse()),
                 ValueError,

@@ -82,12 +82,7 @@ def is_plain(tensor):
 
 @pytest.mark.parametrize(
     ("function", "budget"),
-    [
-        ("_home_of", 50 << 10),
-        ("provide", 50 << 10),
-        ("empty", 240 << 10),
-        ("adam", 220 << 10),
-    ],
+    [("_home_of", 50 << 10), ("provide", 50 << 10), ("empty", 240 << 10), ("adam", 220 << 10)],
 )
 def test_in_a_training_step(on, function, budget):
     models = [layers(4, on=on)]

@@ -122,10 +122,7 @@ class TestAdapters:
 
     def test_read_only_copies_nothing_home(self, on):
         model = adapted(on)
-        with (
-            mt.offload(model, DEVICE, budget=BUDGET, read_only=True) as handle,
-            torch.no_grad(),
-        ):
+        with mt.offload(model, DEVICE, budget=BUDGET, read_only=True) as handle, torch.no_grad():
             list(loops(model, handle))
             assert handle.stats()["bytes_home"] == 0
 

@@ -10,13 +10,7 @@ import pytest
 from constants import PAGE
 from contents import contents, pattern, write
 from dlpack import consume, run_deleter
-from managedmem import (
-    DeviceMemoryResource,
-    Host,
-    ManagedBuffer,
-    ManagedMemoryResource,
-    Stream,
-)
+from managedmem import DeviceMemoryResource, Host, ManagedBuffer, ManagedMemoryResource, Stream
 from programs import run_python
 from races import race_over
 from whole_programs import run_to_the_end

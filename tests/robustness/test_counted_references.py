@@ -310,12 +310,7 @@ CALLS = {
 }
 TORCH_DEVICE = torch_device("cuda", 0)
 NO_ARRAY = types.SimpleNamespace(
-    __cuda_array_interface__={
-        "shape": (-1,),
-        "typestr": "|u1",
-        "data": (4096, False),
-        "version": 3,
-    }
+    __cuda_array_interface__={"shape": (-1,), "typestr": "|u1", "data": (4096, False), "version": 3}
 )
 
 

@@ -16,14 +16,7 @@ from driver import raw_driver
 from fault_sweeps import plain
 from first_uses import FIRST_USE
 from live_memory import settle
-from managedmem import (
-    CUDAError,
-    CUDAOutOfMemoryError,
-    Device,
-    Host,
-    ManagedMemoryResource,
-    Stream,
-)
+from managedmem import CUDAError, CUDAOutOfMemoryError, Device, Host, ManagedMemoryResource, Stream
 from operations import NO_DRIVER
 from programs import run_python
 from world import (

@@ -204,10 +204,7 @@ def test_one_call_fails(memory, after, part):
 )
 def test_many_calls_fail(memory, function):
     """The set counts the failures, goes on, and finds its way back to the device."""
-    if (function, type(memory)) in {
-        ("cuMemcpyAsync", Managed),
-        ("cuMemPrefetchAsync", Framed),
-    }:
+    if (function, type(memory)) in {("cuMemcpyAsync", Managed), ("cuMemPrefetchAsync", Framed)}:
         pytest.skip("it does not call that")
     with memory.make() as working, Stream() as stream:
         groups = [memory.add(working, number) for number in range(len(KINDS))]
