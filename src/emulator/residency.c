@@ -1,4 +1,4 @@
-/* Residency: the operations that change the places of pages: prefetch, discard, eviction.
+/* Residency: the operations that change the places of pages: prefetch, discard. touches.c evicts.
  *
  * They change the books and the host's page table when the operation runs in its stream. */
 #include "emulator.h"

@@ -4,6 +4,9 @@ An optimizer that updates each parameter by itself steps part by part. State and
 part visit a ring of scratch on the device where the budget has room for it, and are else read and
 written over the bus. State lies in page-locked memory, because the two copy engines of a device
 move it in both directions at once, which kernels do not.
+
+If a step raises, the parts that were stepped keep the step, the uses of the part under way end, and
+the later parts are not updated. `_offload_backward_step` says the same of backward passes.
 """
 
 from __future__ import annotations

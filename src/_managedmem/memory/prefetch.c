@@ -1,5 +1,8 @@
 /* prefetch.c: the driver calls of one range in a stream. The measurements behind the sizes from
- * which prefetches are deferred are in docs/develop/dispatch.rst. */
+ * which prefetches are deferred are in docs/develop/dispatch.rst.
+ *
+ * A prefetch of one range runs on the legacy stream itself. Batch and discard calls cannot: stream.c
+ * has the stream that stands in for it. */
 #include "prefetch.h"
 
 #include <assert.h>

@@ -1,4 +1,5 @@
-/* part_frames.c: the life of a set of frames, its parts and its counters. */
+/* part_frames.c: the life of a set of frames, its parts and its counters. placement.c chooses the
+ * parts to evict. */
 #include "part_frames_state.h"
 
 #include <assert.h>
