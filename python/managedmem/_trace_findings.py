@@ -53,7 +53,7 @@ POOLED = "Drivers refuse advice on memory of pools."
 
 
 class Finding(NamedTuple):
-    """A waste that a trace shows, with advice.
+    """Waste that a trace shows, with advice.
 
     ``memory`` is the `TraceMemory`, or None for all. ``observation`` and ``advice`` are sentences,
     ``evidence`` the sums behind them by their names in `TraceSums`.

@@ -240,9 +240,9 @@ class TuneResult(TuneValues):
 
     @classmethod
     def from_json(cls, path: str | os.PathLike[str]) -> TuneResult:
-        """Read a file of `to_json`. `apply` then gives the result its memory.
+        """Read a file that `to_json` wrote. Then call `apply` with the memory to use it on.
 
-        Raises ValueError for another file. A device that this machine lacks is a ValueError too.
+        Raises ValueError for any other file, and for a device that this machine lacks.
         """
         name = os.fsdecode(path)
         with open(name, encoding="utf-8") as file:

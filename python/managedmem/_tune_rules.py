@@ -501,7 +501,7 @@ def joined(parts: Sequence[Candidate]) -> Candidate:
 
 
 def compatible(parts: Iterable[Candidate]) -> list[Candidate]:
-    """The parts without conflicts over a memory before a phase; discards win."""
+    """One candidate for each memory and phase: a discard first, else the largest estimate."""
     chosen: dict[tuple[str, str], Candidate] = {}
     for part in sorted(parts, key=lambda each: (each.rule != "R8", -(each.estimate or 0.0))):
         (item,) = part.items

@@ -400,7 +400,7 @@ class Search:
         return self.first_typical * runs
 
     def left(self) -> float:
-        """Seconds for trials: the proof at the end has its own."""
+        """The seconds left for trials, without those that the proof at the end needs."""
         return self.limits.max_seconds - self.elapsed() - self.cost_of_pairs()
 
     # --- the course -----------------------------------------------------------------------------

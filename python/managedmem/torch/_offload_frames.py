@@ -194,7 +194,7 @@ class FramedPart:
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
     def follow(self, tensor: Tensor) -> None:
-        """Look for writes of another tensor in its memory too, also those that it has seen."""
+        """Watch another tensor of the part for writes too, including those before this call."""
         if not tensor.is_inference():
             with self.lock:
                 self.tensors.append(tensor)
@@ -219,7 +219,7 @@ class FramedPart:
             self.data.hide()
 
     def note_writes(self, stream: int | None) -> None:
-        """The work on the stream may have written the tensors at home."""
+        """Note that work on the stream may have written the tensors at home."""
         self.writes = self._count_writes()
         with contextlib.suppress(CUDAError):  # the device was waited for instead
             self.frames.changed(self.number, stream or 0)

@@ -219,7 +219,7 @@ class GradientHome:
                 return
             try:
                 self._place(grad.nbytes)
-            except (CUDAError, MemoryError):  # without a place at home, it stays on the device
+            except (CUDAError, MemoryError):  # the gradient stays on the device
                 self.failures += 1
                 return
             if self.active:  # else a collection has called remove() meanwhile

@@ -36,7 +36,7 @@ LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above th
 _MANY = 4  # slices of a parameter of experts
 LEAST_SLICE = MIB // 4  # bytes; a load of less costs more than its way over the bus
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-# Their calls use the parameters of submodules without calling those.
+# These use the parameters of their submodules, but do not call the submodules.
 _WHOLES = (nn.MultiheadAttention,)
 _UNHOOKED = (EVERYTHING, SMALL_PART)  # reasons for which calls need no announcement
 _NEAREST: tuple[Place, ...] = ("device", "frames", "home")

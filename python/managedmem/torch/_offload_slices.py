@@ -167,7 +167,7 @@ class SliceUses:
             sliced.show()
 
     def end(self) -> None:
-        """End the call, from any thread; once."""
+        """End the call. Any thread may; the second time does nothing."""
         if self.is_open:
             self.is_open = False
             for sliced in self.parts:

@@ -34,7 +34,8 @@ typedef struct {
     page_grouping grouping;
     bool unverified; /* some advice may not be recorded */
     bool nodes_ignored; /* the machine ignores NUMA nodes as preferred locations */
-    CUmemLocation current_node; /* of HOST_NUMA_CURRENT; type INVALID until it is known */
+    CUmemLocation
+        current_node; /* the node of HOST_NUMA_CURRENT; its type is INVALID until it is known */
     size_t failures;
     mm_status *st;
 } change;

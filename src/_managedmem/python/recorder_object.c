@@ -333,7 +333,7 @@ traced_memory_list(const mm_attribution *sums)
     return list;
 }
 
-/* The rows as the bytes of their structs, without the part under way. */
+/* The rows of finished parts, as the bytes of their structs. */
 static PyObject *
 sums_row_bytes(const mm_recorded_result *result)
 {

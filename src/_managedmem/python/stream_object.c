@@ -130,7 +130,7 @@ PyDoc_STRVAR(
     "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
     "keeps its hash.\n"
     "\n"
-    "If the current context is not the device's primary one, cuCtxDestroy of it ends the stream. Work on\n"
+    "A stream of a context that is not the device's primary one ends with that context. Work on\n"
     "it then raises CUDAError with code 709; close() makes no driver call.\n"
     "\n"
     "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"

@@ -75,7 +75,8 @@ typedef struct {
 
 void mm_recording_read_report(mm_recording *r, mm_recording_report *report);
 
-/* The start, and the end of the last part; both are the start before the first mark. */
+/* Stores the clocks at the start and at the end of the last part; before the first mark, both are
+ * those of the start. */
 void mm_recording_read_clock(mm_recording *r, mm_clock_pair moments[2]);
 
 #endif

@@ -453,7 +453,7 @@ void
 mm_frames_end_round(mm_frames *f)
 {
     mm_frames_lock(f);
-    if (f->rounds > 0) { /* it began before the set was closed */
+    if (f->rounds > 0) { /* else the set was closed when the round began */
         f->rounds--;
         mm_frames_note_round_end(f);
     }

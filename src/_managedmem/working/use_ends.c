@@ -23,7 +23,7 @@ take_from_pool(mm_release_list **pool, const mm_context *context)
     return NULL;
 }
 
-/* Takes those out of *list that have ended with their context, and frees them. */
+/* Takes the releases whose context has ended out of *list, and frees them. */
 static void
 free_ended(mm_driver *cu, mm_release_list **list)
 {
