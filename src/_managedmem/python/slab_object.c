@@ -71,6 +71,35 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return slab != NULL ? wrap_slab(type, slab) : mm_raise(state, &st);
 }
 
+PyDoc_STRVAR(
+    slab_of_file_doc,
+    "of_file(device, file)\n--\n\n"
+    "Memory of the host that other processes map too: of a descriptor of memfd_create that\n"
+    "is sealed with F_SEAL_SHRINK, of its size. The descriptor can be closed.");
+
+static PyObject *
+slab_of_file(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { DEVICE, FILE, ARGC };
+    static mm_signature signature = {.doc = slab_of_file_doc};
+    mm_state *state = mm_type_state((PyTypeObject *)type);
+    PyObject *argv[ARGC];
+    size_t device;
+    int file;
+    mm_slab *slab;
+    mm_status st;
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_read_size(argv[DEVICE], "device", &device) < 0
+        || (file = PyObject_AsFileDescriptor(argv[FILE])) < 0 || mm_open(state) == NULL) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    slab = mm_slab_of_file((int)device, file, &st);
+    Py_END_ALLOW_THREADS
+    return slab != NULL ? wrap_slab((PyTypeObject *)type, slab) : mm_raise(state, &st);
+}
+
 PyDoc_STRVAR(slab_at_doc, "at(address, nbytes)\n--\n\n"
                           "The page-locked memory of the host that has these bytes, or None.");
 
@@ -119,6 +148,28 @@ slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
     rc = mm_slab_lock(cu, slab_of(op)->slab, &st);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(state, rc, &st);
+}
+
+PyDoc_STRVAR(slab_add_reader_doc,
+             "add_reader($self, device, /)\n--\n\n"
+             "Another device reads memory of the host from now on: freeing waits for it too.");
+
+static PyObject *
+slab_add_reader(PyObject *op, PyObject *value)
+{
+    mm_driver *cu = mm_open(mm_type_state(Py_TYPE(op)));
+    size_t device;
+
+    if (cu == NULL || mm_read_size(value, "device", &device) < 0) {
+        return NULL;
+    }
+    if (device >= (size_t)cu->device_count) {
+        PyErr_Format(PyExc_ValueError, "device must be below %d, got %zu", cu->device_count,
+                     device);
+        return NULL;
+    }
+    mm_slab_add_reader(slab_of(op)->slab, (int)device);
+    return Py_NewRef(Py_None);
 }
 
 /* Bytes of another library's array, as they lie in memory. */
@@ -226,9 +277,17 @@ slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromSize_t(slab_of(op)->slab->size);
 }
 
+static PyObject *
+slab_get_is_shared(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(slab_of(op)->slab->is_shared);
+}
+
 static PyMethodDef slab_methods[] = {
+    MM_CLASS_METHOD("of_file", slab_of_file, slab_of_file_doc),
     MM_CLASS_METHOD("at", slab_at, slab_at_doc),
     {"lock", slab_lock, METH_NOARGS, slab_lock_doc},
+    {"add_reader", slab_add_reader, METH_O, slab_add_reader_doc},
     MM_METHOD("fill", slab_fill, slab_fill_doc),
     {NULL, NULL, 0, NULL},
 };
@@ -237,6 +296,7 @@ static PyGetSetDef slab_properties[] = {
     {"device_id", slab_get_device_id, NULL, "The ordinal of the device.", NULL},
     {"handle", slab_get_handle, NULL, "The address.", NULL},
     {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
+    {"is_shared", slab_get_is_shared, NULL, "True if other processes map it too.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -2,10 +2,12 @@
 #include "slab.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "../memory/allocation.h"
 #include "../memory/range.h"
@@ -108,19 +110,21 @@ mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st)
     return slab;
 }
 
-mm_slab *
-mm_slab_on_host(int device, size_t size, mm_status *st)
+/* Maps memory of nobody else, or of a file, and makes it a slab. */
+static mm_slab *
+map_slab(int device, size_t size, int file, mm_status *st)
 {
+    const int flags = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     mm_slab *slab = new_slab(device, mm_whole_pages(size), st);
     void *start;
 
     if (slab == NULL) {
         return NULL;
     }
-    start = mmap(NULL, slab->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    start = mmap(NULL, slab->size, PROT_READ | PROT_WRITE, flags, file, 0);
     if (start == MAP_FAILED) {
-        (void)mm_fail(st, MM_NO_MEMORY, "the system gave no %zu bytes of memory: %s", slab->size,
-                      strerror(errno));
+        (void)mm_fail(st, errno == ENOMEM ? MM_NO_MEMORY : MM_BAD_VALUE,
+                      "the system gave no %zu bytes of memory: %s", slab->size, strerror(errno));
         free(slab);
         return NULL;
     }
@@ -129,9 +133,34 @@ mm_slab_on_host(int device, size_t size, mm_status *st)
     (void)madvise(start, slab->size, MADV_DONTFORK);
     slab->start = (CUdeviceptr)(uintptr_t)start;
     slab->on_host = true;
+    slab->is_shared = file >= 0;
     slab->is_listed = true;
     list_slab(slab);
     return slab;
+}
+
+mm_slab *
+mm_slab_on_host(int device, size_t size, mm_status *st)
+{
+    return map_slab(device, size, -1, st);
+}
+
+mm_slab *
+mm_slab_of_file(int device, int file, mm_status *st)
+{
+    const int seals = fcntl(file, F_GET_SEALS);
+    struct stat facts;
+
+    /* A read of what was cut off would be SIGBUS. Files on disks have no seals. */
+    if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(file, &facts) < 0
+        || facts.st_size <= 0) {
+        (void)mm_fail(st, MM_BAD_VALUE,
+                      "file descriptor %d is no memory that can be shared: it must be of "
+                      "memfd_create, have a size, and be sealed with F_SEAL_SHRINK",
+                      file);
+        return NULL;
+    }
+    return map_slab(device, (size_t)facts.st_size, file, st);
 }
 
 /* A failed call may have locked the memory nevertheless. Memory that stays locked is unlocked when
@@ -179,6 +208,25 @@ mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
 
 /* --- freeing ------------------------------------------------------------------------------ */
 
+/* Waits for the other devices that read the memory over the bus, as far as they still work. */
+static CUresult
+wait_for_readers(mm_driver *cu, mm_slab *slab)
+{
+    const unsigned long long readers = atomic_load(&slab->readers);
+    CUresult code = CUDA_SUCCESS;
+    mm_status ignored;
+    mm_scope scope;
+
+    for (int device = 0; device < cu->device_count && code != CUDA_ERROR_NOT_PERMITTED; device++) {
+        if ((readers >> device & 1) != 0
+            && mm_scope_enter_relaxed(&scope, cu, device, &ignored) == 0) {
+            code = cu->CtxSynchronize();
+            mm_scope_leave(&scope);
+        }
+    }
+    return code;
+}
+
 /* Unlocks memory of the host behind a wait for kernels that read it over the bus, as
  * cuMemHostUnregister does not wait. Memory that stays locked stays mapped. In a relaxed scope. */
 static CUresult
@@ -186,8 +234,9 @@ unlock_memory(mm_driver *cu, mm_slab *slab)
 {
     CUresult code = cu->CtxSynchronize();
 
-    if (code == CUDA_ERROR_NOT_PERMITTED) {
-        return code;
+    if (code == CUDA_ERROR_NOT_PERMITTED
+        || wait_for_readers(cu, slab) == CUDA_ERROR_NOT_PERMITTED) {
+        return CUDA_ERROR_NOT_PERMITTED;
     }
     code = cu->MemHostUnregister((void *)(uintptr_t)slab->start);
     slab->on_host = code == CUDA_ERROR_NOT_PERMITTED || mm_is_freed(code)

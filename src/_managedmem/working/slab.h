@@ -13,7 +13,9 @@ typedef struct mm_slab {
     CUdeviceptr start;
     size_t size;
     int device;
+    atomic_ullong readers; /* a bit for each other device that reads it over the bus */
     bool on_host, is_listed;
+    bool is_shared; /* other processes map it too */
     bool locked; /* of host memory: the driver has page-locked it */
 } mm_slab;
 
@@ -24,7 +26,19 @@ mm_slab *mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st
  * then page-locks it: locking pages that exist takes a tenth of the time. A forked child does not
  * have it. */
 mm_slab *mm_slab_on_host(int device, size_t size, mm_status *st);
+
+/* The same memory for several processes: that of a file of memfd_create, which nobody can shrink. The
+ * caller may close the file. */
+mm_slab *mm_slab_of_file(int device, int file, mm_status *st);
+
 MM_NODISCARD int mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st);
+
+/* Another device reads the memory from now on: freeing waits for it too. */
+static inline void
+mm_slab_add_reader(mm_slab *slab, int device)
+{
+    (void)atomic_fetch_or(&slab->readers, 1ULL << (unsigned)device);
+}
 
 /* The slab of the host with these bytes, for a further holder; NULL if there is none. */
 mm_slab *mm_slab_hold(CUdeviceptr start, size_t bytes);
