@@ -140,13 +140,13 @@ class TestLoadFile:
 
     def test_takes_exactly_its_size(self, file, model, monkeypatch):
         made = []
-        make = mt._load._Slab
+        make = mt._ranks._Slab
 
         def noted(*arguments):
             made.append(arguments)
             return make(*arguments)
 
-        monkeypatch.setattr("managedmem.torch._load._Slab", noted)
+        monkeypatch.setattr("managedmem.torch._ranks._Slab", noted)
         mt.load_file(file, device=DEVICE)
         total = sum(-(-t.nbytes // 512) * 512 for t in {*model.state_dict(keep_vars=True).values()})
         assert made == [(DEVICE, total, True)]

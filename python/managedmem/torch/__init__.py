@@ -29,6 +29,7 @@ from managedmem.torch._operations import HintedBytes, advise, prefetch
 from managedmem.torch._optimizer_state import OffloadedOptimizer, offload_optimizer
 from managedmem.torch._pool import UnifiedMemoryUnsupportedError, managed_mempool
 from managedmem.torch._results import to_host
+from managedmem.torch._share import replicate, share_memory
 from managedmem.torch._tensors import NotManagedError, is_managed
 
 __all__ = [
@@ -48,7 +49,9 @@ __all__ = [
     "offload",
     "offload_optimizer",
     "prefetch",
+    "replicate",
     "save_file",
+    "share_memory",
     "to_host",
     "to_managed",
 ]

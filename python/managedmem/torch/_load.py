@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,10 @@ from managedmem.torch._files import Entry, check_writable, entries_of, stamp, wr
 from managedmem.torch._offload_arguments import target_of
 from managedmem.torch._offload_frames import Span
 from managedmem.torch._offload_places import ALIGNMENT
+from managedmem.torch._ranks import Alone, ranks_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _Path: TypeAlias = "str | os.PathLike[str]"
 _Device: TypeAlias = "Device | torch.device | str | int"
@@ -29,7 +34,11 @@ _SHOWN = 3  # names in an error
 
 
 def load_file(
-    path: _Path, *, device: _Device | None = None, dtype: torch.dtype | None = None
+    path: _Path,
+    *,
+    device: _Device | None = None,
+    dtype: torch.dtype | None = None,
+    group: ProcessGroup | None = None,
 ) -> dict[str, Tensor]:
     """Read tensors of safetensors into page-locked memory of the host, where offload() leaves them.
 
@@ -42,6 +51,11 @@ def load_file(
         The GPU that will use them; by default the current one.
     dtype : torch.dtype, optional
         A floating-point dtype for all floating-point tensors; by default they keep their own.
+    group : torch.distributed.ProcessGroup, optional
+        Ranks that all make this call, such as ``torch.distributed.group.WORLD``. Those of one host
+        read the files together into one memory, which they share as share_memory() says. An error
+        in one is raised in all; ValueError for other files or dtypes. By default this process reads
+        alone.
 
     Threads read the files into one piece of memory of the tensors' size, without a second copy.
     Returns CPU tensors by name. The memory is freed with the last of them. offload() of a module
@@ -54,9 +68,13 @@ def load_file(
     no room, and CUDAError if the driver does not lock the memory. Safe from every thread. Driver:
     cuMemHostRegister.
     """
-    _check_dtype(dtype)
-    entries = entries_of(path)
-    return _read(list(entries.values()), _device_of(device), dtype)
+
+    def check() -> _Wanted:
+        _check_dtype(dtype)
+        return _Wanted(list(entries_of(path).values()), dtype, _device_of(device))
+
+    ranks = ranks_of(group)
+    return _read(_checked(ranks, check), ranks)
 
 
 def load_model(
@@ -66,6 +84,7 @@ def load_model(
     device: _Device | None = None,
     dtype: torch.dtype | None = None,
     strict: bool = True,
+    group: ProcessGroup | None = None,
 ) -> tuple[list[str], list[str]]:
     """Give a module the tensors of a file, as load_file() reads them.
 
@@ -73,8 +92,8 @@ def load_model(
     ----------
     model : torch.nn.Module
         The module. Its parameters may be on the meta device, so that they never had memory.
-    path, device, dtype
-        As for load_file().
+    path, device, dtype, group
+        As for load_file(). The models of all ranks must want the same tensors.
     strict : bool
         False lets the file lack tensors of the model, and have others.
 
@@ -88,38 +107,18 @@ def load_model(
     no file has, and what load_file() raises; the module is unchanged then. No other thread may use
     the module during the call. Driver: cuMemHostRegister.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(strict, bool):
-        raise TypeError(f"strict must be True or False, got {strict!r}")
-    _check_dtype(dtype)
-    entries = entries_of(path)
-    state = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if isinstance(value, Tensor)
-    }
-    tied: dict[int, list[str]] = {}  # the names of each tensor
-    for name, value in state.items():
-        tied.setdefault(id(value), []).append(name)
-    sources = {key: next((n for n in names if n in entries), None) for key, names in tied.items()}
-    missing = [tied[key][0] for key, source in sources.items() if source is None]
-    unexpected = [name for name in entries if name not in state]
-    if strict:
-        _check_names(model, missing, unexpected)
-    wanted = {source: state[source] for source in sources.values() if source is not None}
-    _check_shapes(wanted, entries)
-    _check_buffers(model, state)
-    tensors = _read([entries[name] for name in wanted], _device_of(device), dtype)
-    found: dict[str, Tensor] = {}
-    for key, source in sources.items():
-        if source is not None:
-            loaded = tensors[source]
-            if isinstance(state[source], nn.Parameter):
-                loaded = nn.Parameter(loaded, requires_grad=state[source].requires_grad)
-            found |= dict.fromkeys(tied[key], loaded)
-    model.load_state_dict(found, strict=False, assign=True)
-    return missing, unexpected
+    found: list[_Named] = []
+
+    def check() -> _Wanted:
+        _check_dtype(dtype)
+        entries = entries_of(path)
+        found.append(_named(model, entries, strict))
+        wanted = [entries[name] for name in found[0].sources.values() if name is not None]
+        return _Wanted(wanted, dtype, _device_of(device))
+
+    ranks = ranks_of(group)
+    tensors = _read(_checked(ranks, check), ranks)
+    return _assign(model, found[0], tensors)
 
 
 def save_file(
@@ -163,6 +162,89 @@ def save_file(
         check_writable(name, value)
         distinct.setdefault(id(value), (name, value))
     write(Path(os.fspath(path)), dict(distinct.values()), texts)
+
+
+# --- what is loaded -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Tensors of files, and how they are read."""
+
+    entries: list[Entry]
+    dtype: torch.dtype | None
+    device: int
+
+    def description(self) -> tuple[list[object], list[object]]:
+        """What all ranks must have in common, and those of a host."""
+        rows: list[object] = [(e.name, e.dtype, e.shape, e.start, e.nbytes) for e in self.entries]
+        return [*rows, self.dtype], [entry.file for entry in self.entries]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The tensors of a model, and the name that each has in the files."""
+
+    state: dict[str, Tensor]
+    tied: dict[int, list[str]]  # the names of each tensor, by its id
+    sources: dict[int, str | None]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def _named(model: nn.Module, entries: Mapping[str, Entry], strict: bool) -> _Named:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(strict, bool):
+        raise TypeError(f"strict must be True or False, got {strict!r}")
+    state = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor)
+    }
+    tied: dict[int, list[str]] = {}
+    for name, value in state.items():
+        tied.setdefault(id(value), []).append(name)
+    sources = {key: next((n for n in names if n in entries), None) for key, names in tied.items()}
+    missing = [tied[key][0] for key, source in sources.items() if source is None]
+    unexpected = [name for name in entries if name not in state]
+    if strict:
+        _check_names(model, missing, unexpected)
+    _check_shapes({n: state[n] for n in sources.values() if n is not None}, entries)
+    _check_buffers(model, state)
+    return _Named(state, tied, sources, missing, unexpected)
+
+
+def _assign(
+    model: nn.Module, named: _Named, tensors: Mapping[str, Tensor]
+) -> tuple[list[str], list[str]]:
+    found: dict[str, Tensor] = {}
+    for key, source in named.sources.items():
+        if source is not None:
+            loaded = tensors[source]
+            if isinstance(named.state[source], nn.Parameter):
+                loaded = nn.Parameter(loaded, requires_grad=named.state[source].requires_grad)
+            found |= dict.fromkeys(named.tied[key], loaded)
+    model.load_state_dict(found, strict=False, assign=True)
+    return named.missing, named.unexpected
+
+
+def _checked(ranks: Alone, check: Callable[[], _Wanted]) -> _Wanted:
+    """What a check finds; ValueError in all ranks if it differs."""
+    mine: list[_Wanted] = []
+
+    def describe() -> tuple[list[object], list[object]]:
+        mine.append(check())
+        return mine[0].description()
+
+    every = ranks.agree(describe)
+    for rank, (common, files) in enumerate(every):
+        first = ranks.hosts[rank]
+        if common != every[0][0]:
+            raise ValueError(f"rank {rank} loads other tensors than rank 0, or another dtype")
+        if files != every[first][1]:
+            raise ValueError(f"rank {rank} loads other files than rank {first}")
+    return mine[0]
 
 
 # --- checks -------------------------------------------------------------------------------
@@ -215,49 +297,63 @@ def _check_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 # --- reading ------------------------------------------------------------------------------
 
 
-def _read(entries: list[Entry], device: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _read(wanted: _Wanted, ranks: Alone) -> dict[str, Tensor]:
     """The tensors in memory of one piece, in this order."""
+    entries, dtypes = wanted.entries, [_dtype_of(e, wanted.dtype) for e in wanted.entries]
     offsets: list[int] = []
     used = 0
-    for entry in entries:
+    for entry, dtype in zip(entries, dtypes, strict=True):
         offsets.append(used)
-        size = entry.nbytes // entry.dtype.itemsize * _dtype_of(entry, dtype).itemsize
+        size = entry.nbytes // entry.dtype.itemsize * dtype.itemsize
         used += -(-size // ALIGNMENT) * ALIGNMENT
-    available = host_available()
-    if available is not None and used > available:
-        raise MemoryError(
-            f"the tensors take {used:,} bytes of host memory, and {available:,} are available"
-        )
     if not used:
-        return {e.name: torch.empty(e.shape, dtype=_dtype_of(e, dtype)) for e in entries}
-    slab = _Slab(device, used, True)
+        return {e.name: torch.empty(e.shape, dtype=d) for e, d in zip(entries, dtypes, strict=True)}
+    ranks.agree(lambda: check_room(used))
+    slab = ranks.host_memory(used, wanted.device)
     tensors = [
-        _tensor_at(slab, offset, entry.shape, _dtype_of(entry, dtype))
-        for entry, offset in zip(entries, offsets, strict=True)
+        tensor_at(slab, offset, entry.shape, dtype)
+        for entry, offset, dtype in zip(entries, offsets, dtypes, strict=True)
     ]
-    _fill(entries, tensors)
-    slab.lock()
+    ranks.agree(lambda: _fill(entries, tensors, ranks))
+    ranks.agree(slab.lock)
     return {entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)}
+
+
+def check_room(nbytes: int) -> None:
+    """Raise MemoryError if the host has no room for the tensors."""
+    available = host_available()
+    if available is not None and nbytes > available:
+        raise MemoryError(
+            f"the tensors take {nbytes:,} bytes of host memory, and {available:,} are available"
+        )
 
 
 def _dtype_of(entry: Entry, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype
 
 
-def _tensor_at(slab: _Slab, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor with a storage of its own, which keeps the memory."""
+def tensor_at(
+    slab: _Slab,
+    offset: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """A dense tensor with a storage of its own, which keeps the memory."""
     tensor = torch.empty(0, dtype=dtype)
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes == 0:
         return tensor.reshape(shape)
     base = Span(slab, offset, nbytes).tensor(torch.device("cpu"))
-    strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+    if strides is None:
+        strides = torch.empty(shape, dtype=dtype, device="meta").stride()
     return tensor.set_(base.untyped_storage(), 0, shape, strides)
 
 
-def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor]) -> None:
-    """Read the files in pieces, by threads: one alone reads at a third of the rate."""
-    with ExitStack() as stack, ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor], ranks: Alone) -> None:
+    """Read this rank's pieces of the files, by threads: one alone reads at a third of the rate."""
+    threads = min(_THREADS, max(1, (os.cpu_count() or 1) // ranks.count))
+    with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         files: dict[Path, int] = {}
         jobs = []
         for entry, tensor in zip(entries, tensors, strict=True):
@@ -268,7 +364,8 @@ def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor]) -> None:
             for first in range(0, entry.nbytes, _PIECE):
                 size = min(_PIECE, entry.nbytes - first)
                 jobs.append((files[entry.path], entry, first, size, tensor))
-        for _ in pool.map(lambda job: _read_piece(*job), jobs):
+        mine = jobs[ranks.index :: ranks.count]
+        for _ in pool.map(lambda job: _read_piece(*job), mine):
             pass
 
 

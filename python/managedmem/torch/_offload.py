@@ -154,11 +154,11 @@ def offload(
         )
     chosen = chosen_blocks(whole, blocks)
     tensors = tensors_of(whole)
-    check_claims(whole, tensors)
     homes = homes_of(whole, device, tensors)
     if optimizer is not None:
         check_parameters(whole, optimizer)
     check_read_only(read_only, optimizer)
+    check_claims(whole, tensors, read_only=read_only)
     check_step_in_backward(step_in_backward, optimizer)
     asked = asked_places(whole, places)
     limit = bytes_of_budget(wanted, homes)
@@ -250,7 +250,7 @@ class Offload(Handle):
 
     def _keep(self, model: nn.Module, found: Found) -> None:
         """Let the modules keep the handle, and no other model have their memory."""
-        self._claim = Claim(self._kind, found)
+        self._claim = Claim(self._kind, found, self._lanes[0].read_only)
         self._layout = _layout_of(model)
         for module in model.modules():
             self._modules.add(module)
@@ -378,7 +378,7 @@ class Offload(Handle):
         if not new and self._layout == _layout_of(model):
             return
         self._layout = []  # until the end, also of a call after an error
-        check_claims(model, new, self._claim)
+        check_claims(model, new, self._claim, self._lanes[0].read_only)
         shared_out = self._shared_out(model, tensors, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
         for lane in self._lanes:
@@ -474,8 +474,9 @@ class Offload(Handle):
         if written:
             names = ", ".join(map(repr, written[:3])) + (", ..." if len(written) > 3 else "")
             warnings.warn(
-                f"written while the module was offloaded with read_only=True: {names}. The writes "
-                "are kept: offload the module without read_only if they are meant",
+                f"written while the module was offloaded with read_only=True, or in memory that "
+                f"other processes have too: {names}. The writes are kept, unless they were made in "
+                "calls, in such memory: let what is written require gradients, without read_only",
                 stacklevel=3,
             )
 
@@ -622,6 +623,22 @@ class Offload(Handle):
             f"{start}: {numbers['groups']} groups of {numbers['streamed']:,} bytes streamed, "
             f"{numbers['resident']:,} resident, budget {self._budget:,}>"
         )
+
+
+def before_offload(module: nn.Module) -> dict[int, tuple[Tensor | None, torch.device]]:
+    """What offloaded tensors of a module were, if it was kept, and where, by their ids.
+
+    ValueError for a module whose parameters may be written: what was kept is old.
+    """
+    handles = [h for each in module.modules() if (h := Offload.of(each)) is not None]
+    lanes = [lane for handle in handles[:1] for lane in handle._lanes]
+    if not all(lane.read_only for lane in lanes):
+        raise ValueError("the module is offloaded without read_only=True: call remove() first")
+    found: dict[int, tuple[Tensor | None, torch.device]] = {}
+    for entry in (entry for lane in lanes for entry in lane.moved):
+        kept = {id(tensor): old for tensor, old in entry.kept}
+        found |= {id(t): (kept.get(id(t)), entry.origin) for t in entry.tensors()}
+    return found
 
 
 def _layout_of(model: nn.Module) -> list[tuple[int, ...]]:

@@ -70,9 +70,11 @@ def check_children(model: nn.Module) -> None:
 class Claim:
     """The memory of one offloaded model, for as long as its handle keeps this object."""
 
-    def __init__(self, model: str, found: Found) -> None:
+    def __init__(self, model: str, found: Found, read_only: bool) -> None:
         self.model = model
+        self.read_only = read_only
         self.names = {place: name for name, t in found if (place := _place(t))}
+        self.storages = {t.untyped_storage()._cdata for _, t in found}
         with _lock:
             _claims.add(self)
 
@@ -82,11 +84,17 @@ _lock = threading.RLock()  # a garbage collection under it may call remove()
 
 
 def check_claims(
-    model: nn.Module, found: Iterable[tuple[str, Tensor]], own: Claim | None = None
+    model: nn.Module,
+    found: Iterable[tuple[str, Tensor]],
+    own: Claim | None = None,
+    read_only: bool = False,
 ) -> None:
-    """Raise ValueError for the first parameter that another offloaded model holds."""
+    """Raise ValueError for the first parameter that another offloaded model holds.
+
+    Models that are only read may have other tensors over the same memory.
+    """
     for name, tensor in found:
-        if (holder := holder_of(tensor, own)) is not None:
+        if (holder := holder_of(tensor, own, read_only)) is not None:
             other, kind = holder
             raise ValueError(
                 f"{name!r} of the model ({kind_of(model)}) is in the memory of {other!r} "
@@ -95,11 +103,15 @@ def check_claims(
             )
 
 
-def holder_of(tensor: Tensor, but: Claim | None = None) -> tuple[str, str] | None:
+def holder_of(
+    tensor: Tensor, but: Claim | None = None, read_only: bool = False
+) -> tuple[str, str] | None:
     """The parameter in whose memory a tensor is, and the class of its offloaded model."""
     with _lock:
         claims = [claim for claim in _claims if claim is not but]
-    place = _place(tensor)
+    place, storage = _place(tensor), tensor.untyped_storage()._cdata
+    if read_only:
+        claims = [claim for claim in claims if not claim.read_only or storage in claim.storages]
     return next(((c.names[place], c.model) for c in claims if place in c.names), None)
 
 

@@ -22,6 +22,7 @@ from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._offload_seen import DataWatch
 
+_DLPACK_CUDA = 2
 _WORDS = 16  # of the struct behind a storage, among which the pointer is
 
 
@@ -44,11 +45,27 @@ class Span:
 
     def tensor(self, place: torch.device) -> Tensor:
         """A tensor of bytes with a storage of its own, which keeps the slab."""
-        if place.type == "cuda":
+        if place.type == "cuda" and place.index == self.slab.device_id:
             return torch.as_tensor(self, device=place)
+        if place.type == "cuda":
+            return _on_another(self.tensor(torch.device("cpu")), place.index)
         array = (ctypes.c_uint8 * self.nbytes).from_address(self.address)
         array.span = self  # type: ignore[attr-defined]
         return torch.frombuffer(array, dtype=torch.uint8)
+
+
+def _on_another(tensor: Tensor, device: int) -> Tensor:
+    """The same memory as a tensor of a device for which it was not page-locked first.
+
+    By its address, torch takes it for memory of that first device, and copies it. A tensor of
+    DLPack says its device: in the words of the struct behind its address.
+    """
+    capsule = tensor.__dlpack__()
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    words = (ctypes.c_int32 * 4).from_address(address(capsule, b"dltensor"))
+    words[2], words[3] = _DLPACK_CUDA, device
+    return torch.utils.dlpack.from_dlpack(capsule)
 
 
 # --- the pointer of a storage -------------------------------------------------------------
@@ -111,6 +128,7 @@ class FramedPart:
     ) -> None:
         self.frames = frames
         self.slab = slab
+        self.is_shared = slab.is_shared  # with processes for which nothing may be written there
         self.start = slab.handle + offset
         self.storages = list(storages)
         self.pointers = [(_pointer_of(s), s.data_ptr() - self.start) for s in self.storages]
@@ -161,21 +179,25 @@ class FramedPart:
     def release(self, use: FrameUse, stream: int | None, written: bool) -> bool:
         """End a use; True if the part is on its way home, for which settle() waits.
 
-        If the driver refuses, the part stays in its frame.
+        If the driver refuses, the part stays in its frame. A part that is shared stays as it is at
+        home: its frame is dropped.
         """
         with self.lock:
             self._note_counted()
             if written or (self.is_unwatched and not use.is_watched):
                 self.written.add(use.number)
-            sends = use.number in self.written and self.uses.count(use) == 1
+            ends_writes = use.number in self.written and self.uses.count(use) == 1
+            sends = ends_writes and not self.is_shared
             held = [use.number]
             try:
                 self.frames.release(held, sends, stream or 0, False)
             finally:
                 if not held:  # also if a signal came behind it
-                    if sends:
+                    if ends_writes:
                         self.written.discard(use.number)
                     self._remove(use)
+            if ends_writes and self.is_shared:
+                self.note_writes(stream)
         return sends
 
     def _note_counted(self) -> None:
@@ -233,7 +255,7 @@ class FramedPart:
         """Let the tensors point home; a part for which the driver refused the way is copied."""
         with self.lock:
             for storage, (_, offset) in zip(self.storages, self.pointers, strict=True):
-                if storage.data_ptr() != self.start + offset:
+                if storage.data_ptr() != self.start + offset and not self.is_shared:
                     home = Span(self.slab, self.start + offset - self.slab.handle, storage.nbytes())
                     frame = torch.empty(0, dtype=torch.uint8, device=place).set_(storage)
                     home.tensor(place).copy_(frame)

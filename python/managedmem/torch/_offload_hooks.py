@@ -55,6 +55,11 @@ _WRITTEN = (
     "{!r} was written although the module is offloaded with read_only=True: call remove(), "
     "which keeps the write, and offload the module without read_only"
 )
+_WRITTEN_SHARED = (
+    "{!r} was written although it is in memory that other processes have too: a write in a call is "
+    "lost, and any other one is in all of them. Parameters that require gradients when offload() "
+    "is called have a copy that can be written"
+)
 _LEFT = (
     "{!r} is not in the memory that offload() streams: half(), to(), load_state_dict(assign=True) "
     "or an assignment has replaced it. It does not move: call refresh() of the handle, which "
@@ -189,7 +194,8 @@ class Versions:
         """Raise if a tensor of the part was written."""
         for tensor, name, version in self._parts.get(id(part), ()):
             if tensor._version != version:
-                raise RuntimeError(_WRITTEN.format(name))
+                text = _WRITTEN_SHARED if part.is_shared else _WRITTEN
+                raise RuntimeError(text.format(name))
 
     def written(self) -> list[str]:
         """The names of all tensors that were written."""

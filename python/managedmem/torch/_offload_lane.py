@@ -46,6 +46,11 @@ from managedmem.torch._offload_visits import StepPart
 from managedmem.torch._targets import join_name
 from managedmem.torch._tensors import Found
 
+_TRAINED = (
+    "the optimizer trains {!r}, which required no gradient when the module was offloaded: it is in "
+    "memory that other processes have too. Call remove(), and offload the module again"
+)
+
 
 class DeviceLane:
     """The streamed parts of one device."""
@@ -118,7 +123,7 @@ class DeviceLane:
         self.places.know(model)
         for part in plan.streamed:
             self.places.note(part)
-            if self.read_only:
+            if self.read_only or part.is_shared:
                 self.versions.watch(part)
         self.target.wait()  # other streams use it too
         for site in plan.sites:
@@ -146,7 +151,8 @@ class DeviceLane:
         homes = {
             id(part): home
             for part in plan.streamed
-            if (home := home_of(part.blocks, self.target)) is not None
+            if (home := home_of(part.blocks)) is not None
+            and (part.is_shared or not home[0].is_shared)
         }
         stay = [part for part in plan.streamed if id(part) in homes]
         away = [part for part in plan.streamed if id(part) not in homes]
@@ -159,6 +165,8 @@ class DeviceLane:
                 offset += part.nbytes
         for part in stay:
             self.moved += stay_home(part.blocks, homes[id(part)][0], self.target)
+        for part in plan.streamed:
+            part.is_shared = homes[id(part)][0].is_shared
         return homes
 
     def _make_parts(self, plan: Plan, homes: dict[int, tuple[_Slab, int]]) -> None:
@@ -237,7 +245,7 @@ class DeviceLane:
         self.places.know(model)
         for part in self.plan.streamed:
             self.places.note(part)
-            if self.read_only:
+            if self.read_only or part.is_shared:
                 self.versions.watch(part)
         self.places.leave_out(gone)
         self.versions.leave_out(gone)
@@ -325,6 +333,10 @@ class DeviceLane:
         for part in self.plan.resident + self.plan.streamed:
             tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
             mine = sorted((t for t in tensors if id(t) in index), key=lambda t: index[id(t)])
+            if part.is_shared and id(part) in streamed:
+                if any(map(self.share.trains, mine)):
+                    raise RuntimeError(_TRAINED.format(part.name))
+                continue
             if not mine:
                 continue
             step = self.steps.setdefault(id(part), StepPart(mine, self.target, None))

@@ -18,6 +18,7 @@ from managedmem.torch._moving import _SKEW, _Block, _fill, _on, _swap
 from managedmem.torch._offload_frames import Span
 
 ALIGNMENT = 512  # of the starts of blocks, as torch's own allocators have it
+_COMPARED = 16 << 20  # bytes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Moved:
     pinned: bool
     # Where it was in managed memory, or in that of load_file().
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    shared: _Slab | None = None  # where it was, if other processes have that memory too
 
     def tensors(self) -> Iterator[Tensor]:
         """Its tensors that still lie in it."""
@@ -123,20 +125,29 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
     return moved
 
 
-def home_of(blocks: list[_Block], target: Target) -> tuple[_Slab, int] | None:
-    """The memory of load_file() in which blocks lie together, and their offset there."""
+def home_of(blocks: list[_Block]) -> tuple[_Slab, int] | None:
+    """The memory of load_file() in which blocks lie together, and their offset there.
+
+    It is page-locked for all devices.
+    """
     start, end = min(block.start for block in blocks), max(block.end for block in blocks)
     if start % ALIGNMENT or end - start > sum(map(size_of, blocks)):
         return None
     slab = _slab_of(blocks[0], end - start)
-    if slab is None or slab.device_id != target.device.device_id:
+    if slab is None or not all(map(_is_on_host, blocks)):
         return None
-    return (slab, start - slab.handle) if all(map(_is_on_host, blocks)) else None
+    return slab, start - slab.handle
 
 
 def is_home(tensor: Tensor) -> bool:
     """True for a tensor in memory of load_file()."""
     return tensor.is_cpu and tensor.nbytes > 0 and _Slab.at(tensor.data_ptr(), 1) is not None
+
+
+def is_shared(block: _Block) -> bool:
+    """True for a block in memory that other processes have too."""
+    slab = _slab_of(block, block.end - block.start)
+    return slab is not None and slab.is_shared
 
 
 def _slab_of(block: _Block, nbytes: int) -> _Slab | None:
@@ -149,6 +160,8 @@ def _is_on_host(block: _Block) -> bool:
 
 def stay_home(blocks: list[_Block], slab: _Slab, target: Target) -> list[Moved]:
     """Let the device have blocks where they lie."""
+    if target.device.device_id != slab.device_id:
+        slab.add_reader(target.device.device_id)
     moved = []
     for block in blocks:
         span = Span(slab, block.start - slab.handle, block.end - block.start)
@@ -186,8 +199,10 @@ def _is_there(block: _Block, target: Target) -> bool:
 def _moved(block: _Block, base: Tensor) -> Moved:
     first = _first_of(block)
     entry = Moved(block, base, first.device, first.is_cpu and _is_pinned(first))
-    if ManagedBuffer.from_handle(block.start, 1).is_managed or _slab_of(block, 1) is not None:
+    slab = _slab_of(block, 1)
+    if ManagedBuffer.from_handle(block.start, 1).is_managed or slab is not None:
         entry.kept = [(t, t.data) for piece in block.pieces for t in piece.tensors]
+    entry.shared = slab if slab is not None and slab.is_shared else None
     return entry
 
 
@@ -210,13 +225,17 @@ def _is_pinned(tensor: Tensor) -> bool:
 
 
 def move_back(moved: Iterable[Moved]) -> None:
-    """Give tensors plain memory on the device where they were, with the present contents."""
+    """Give tensors plain memory on the device where they were, with the present contents.
+
+    Those that were in managed memory, or in that of load_file(), return to it; from memory that
+    other processes have, only with the contents that it has.
+    """
     changes: list[tuple[Tensor, Tensor]] = []
     for entry in moved:
         tensors = list(entry.tensors())
         if not tensors:
             continue
-        if entry.kept:
+        if entry.kept and (entry.shared is None or _is_unchanged(entry, entry.shared)):
             changes += _into_kept(entry, tensors)
             continue
         start = entry.base.data_ptr()
@@ -232,7 +251,17 @@ def _into_kept(entry: Moved, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor
     """The tensors with the memory they had, filled with the present contents."""
     present = {id(t) for t in tensors}
     changes = [(t, old) for t, old in entry.kept if id(t) in present]
-    for tensor, old in changes:
+    for tensor, old in changes if entry.shared is None else ():
         if old.numel() and old.data_ptr() != tensor.data_ptr():
             old.copy_(tensor.data)
     return changes
+
+
+def _is_unchanged(entry: Moved, slab: _Slab) -> bool:
+    """True if a block has the bytes that are where it was."""
+    start, size = entry.block.start, entry.base.numel()
+    if entry.base.data_ptr() == start:
+        return True
+    before = Span(slab, start - slab.handle, size).tensor(torch.device("cpu"))
+    pieces = zip(entry.base.split(_COMPARED), before.split(_COMPARED), strict=True)
+    return all(torch.equal(now.cpu(), old) for now, old in pieces)

@@ -28,7 +28,7 @@ from managedmem.torch._offload_choice import (
     choose_places,
 )
 from managedmem.torch._offload_compiled import is_compiled
-from managedmem.torch._offload_places import ALIGNMENT, size_of
+from managedmem.torch._offload_places import ALIGNMENT, is_shared, size_of
 from managedmem.torch._targets import join_name
 
 SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
@@ -57,6 +57,7 @@ class Part:
     reason: str = ""
     # Code of its modules may write it in a way that torch does not count.
     is_unwatched: bool = False
+    is_shared: bool = False  # its home may be memory of other processes too: nothing writes it
     slice_nbytes: int = 0  # of a slice that can be loaded alone
 
     @property
@@ -168,6 +169,7 @@ class _Cutter:
         self.budget = budget
         self.chosen = chosen
         self.asked = asked
+        self.is_read_only = False
         self.large = min(LARGE, budget // 4)
         self.small = min(SMALL, self.large)
         self.block_of = blocks_of_tensors(blocks)
@@ -193,6 +195,7 @@ class _Cutter:
 
     def plan(self, is_read_only: bool, later: Later | None) -> Plan:
         self._cut(self.model, "", None)
+        self.is_read_only = is_read_only
         if later is not None:
             new = set(map(id, later.blocks))
             for key, members in self.members.items():
@@ -206,9 +209,11 @@ class _Cutter:
             left -= sum(map(size_of, small))
             buffers += small
             kept = [block for block in members if all(block is not each for each in small)]
-            for mine, use, asked in self._together(kept):
+            unwatched = key in self.unwatched and not is_read_only
+            for mine, use, asked in self._together(kept, unwatched):
                 part = Part(self.names[key], mine, self._is_written(mine[0]), use, asked)
-                part.is_unwatched = key in self.unwatched and not is_read_only
+                part.is_unwatched = unwatched
+                part.is_shared = bool(self._shared_kind(mine[0], unwatched))
                 if use == "slices":
                     self._describe_slices(part)
                 streamed.append(part)
@@ -234,18 +239,36 @@ class _Cutter:
         called += [part for part in streamed if part.use == "slices"]
         return Plan(self._sites(parts, called), streamed, resident, frames)
 
-    def _together(self, blocks: list[_Block]) -> list[tuple[list[_Block], Use, Place | None]]:
+    def _together(
+        self, blocks: list[_Block], unwatched: bool
+    ) -> list[tuple[list[_Block], Use, Place | None]]:
         """The blocks, grouped by the treatment of their memory; each block of experts alone."""
-        found: dict[tuple[bool, str], list[_Block]] = {}
+        found: dict[tuple[bool, str, str], list[_Block]] = {}
         alone: list[tuple[list[_Block], Use, Place | None]] = []
         for block in blocks:
             asked = self._asked_for(block)
             if self._has_slices(block):
                 alone.append(([block], "slices", asked))
             else:
-                found.setdefault((self._is_written(block), asked or ""), []).append(block)
+                shared = self._shared_kind(block, unwatched)
+                key = self._is_written(block), asked or "", shared
+                found.setdefault(key, []).append(block)
         together = [(found[key], "whole", key[1] or None) for key in sorted(found)]
         return alone + together  # type: ignore[operator]
+
+    def _shared_kind(self, block: _Block, unwatched: bool) -> str:
+        """What a block is in memory of other processes, if it can be used there; "" elsewhere.
+
+        Parameters lie there together, and then buffers.
+        """
+        tensors = [t for piece in block.pieces for t in piece.tensors]
+        parameters = all(isinstance(t, nn.Parameter) for t in tensors)
+        trains = self._is_written(block) or any(t.requires_grad for t in tensors)
+        if not is_shared(block):
+            return ""
+        if not self.is_read_only and (unwatched or trains or not parameters):
+            return ""
+        return "parameters" if parameters else "buffers"
 
     def _asked_for(self, block: _Block) -> Place | None:
         """The place that the caller wants for a block; of several, the nearest to the kernels."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # torch takes uint8 for a mask
 _WRITTEN = (
-    "{name!r} was written in a call that used slices of it on the device: the write is kept, but "
+    "{name!r} was written in a call that used slices of it on the device: the write is {fate}, and "
     "other uses in the call may not have seen it. Call remove(), and offload the module with "
     "places={{{name!r}: 'home'}}"
 )
@@ -179,8 +179,9 @@ class SliceUses:
     def check(self) -> None:
         """Raise if a slice in use, or its parameter, was written."""
         if self.written is not None:
-            name, self.written = self.written.name, None
-            raise RuntimeError(_WRITTEN.format(name=name))
+            sliced, self.written = self.written, None
+            fate = "lost" if sliced.part.is_shared else "kept"
+            raise RuntimeError(_WRITTEN.format(name=sliced.name, fate=fate))
 
     def load(self, sliced: SlicedPart, number: int) -> Tensor:
         """A slice in a frame, or at home if there is no room."""
