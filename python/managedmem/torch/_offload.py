@@ -60,6 +60,12 @@ class _HasComponents(Protocol):
     def components(self) -> Mapping[str, Any]: ...
 
 
+_WRITTEN = (
+    "written while the module was offloaded with read_only=True: {}. The writes are kept: offload "
+    "the module without read_only if they are meant",
+    "written in memory that other processes have too: {}. A write in a call is lost, and any other "
+    "one is in all of them",
+)
 _KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
 
 
@@ -250,7 +256,11 @@ class Offload(Handle):
 
     def _keep(self, model: nn.Module, found: Found) -> None:
         """Let the modules keep the handle, and no other model have their memory."""
-        self._claim = Claim(self._kind, found, self._lanes[0].read_only)
+        names = {id(tensor): name for name, tensor in found}
+        entries = (entry for lane in self._lanes for entry in lane.moved)
+        kept = [pair for entry in entries for pair in entry.kept]  # where they return
+        before = [(names[id(t)], old) for t, old in kept if id(t) in names]
+        self._claim = Claim(self._kind, before + found, self._lanes[0].read_only)
         self._layout = _layout_of(model)
         for module in model.modules():
             self._modules.add(module)
@@ -452,7 +462,7 @@ class Offload(Handle):
             if self._removed:
                 return
             self._detach()
-            written = [name for lane in self._lanes for name in lane.versions.written()]
+            written = [lane.written() for lane in self._lanes]
             with torch.inference_mode(False), torch.no_grad():
                 self._return()
             self._removed = True
@@ -471,14 +481,11 @@ class Offload(Handle):
         self._step = None
         for lane in self._lanes:
             lane.forget()
-        if written:
-            names = ", ".join(map(repr, written[:3])) + (", ..." if len(written) > 3 else "")
-            warnings.warn(
-                f"written while the module was offloaded with read_only=True, or in memory that "
-                f"other processes have too: {names}. The writes are kept, unless they were made in "
-                "calls, in such memory: let what is written require gradients, without read_only",
-                stacklevel=3,
-            )
+        for text, found in zip(_WRITTEN, zip(*written, strict=True), strict=False):
+            names = [repr(name) for each in found for name in each]
+            if names:
+                some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+                warnings.warn(text.format(some), stacklevel=3)
 
     def _detach(self) -> None:
         """Stop everything that acts by itself."""

@@ -44,8 +44,9 @@ def check_children(model: nn.Module) -> None:
             )
         for kind in _SHARDED.intersection(kinds):
             raise TypeError(
-                f"{subject} is sharded by {kind}, whose parameters are in memory of its own: pass "
-                "the module before it is sharded"
+                f"{subject} is sharded by {kind}, which gathers parameters into memory of its own: "
+                "offload_optimizer() keeps the state of its optimizer at home; offload() is for "
+                "modules that are not sharded"
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(

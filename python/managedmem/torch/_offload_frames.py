@@ -23,6 +23,7 @@ from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._offload_seen import DataWatch
 
 _DLPACK_CUDA = 2
+_TRIALS = 4
 _WORDS = 16  # of the struct behind a storage, among which the pointer is
 
 
@@ -74,18 +75,23 @@ def _on_another(tensor: Tensor, device: int) -> Tensor:
 @cache
 def _word_of_pointer() -> int | None:
     """The index of the word with the pointer; None if this torch has it elsewhere."""
-    memory = (ctypes.c_uint8 * 64)(), (ctypes.c_uint8 * 64)(*[7] * 64)
-    first, second = map(ctypes.addressof, memory)
-    base = torch.frombuffer(memory[0], dtype=torch.uint8)
-    view = base.view(torch.int16)[4:]
-    words = (ctypes.c_uint64 * _WORDS).from_address(base.untyped_storage()._cdata)
-    places = [i for i, word in enumerate(words) if word == first]
+    # Several at a time: the words behind a struct may have its pointer too, from an earlier one.
+    memory = [(ctypes.c_uint8 * 64)(*[7] * 64) for _ in range(_TRIALS)]
+    bases = [torch.frombuffer(each, dtype=torch.uint8) for each in memory]
+    structs = [(ctypes.c_uint64 * _WORDS).from_address(b.untyped_storage()._cdata) for b in bases]
+    starts = [ctypes.addressof(each) for each in memory]
+    pairs = list(zip(structs, starts, strict=True))
+    places = [i for i in range(_WORDS) if all(words[i] == start for words, start in pairs)]
     if len(places) != 1:
         return None
-    words[places[0]] = second
-    followed = base.data_ptr() == second and view.data_ptr() == second + 8 and int(view[0]) == 0x707
-    words[places[0]] = first
-    return places[0] if followed and base.data_ptr() == first else None
+    base, words, (place,) = bases[0], structs[0], places
+    ctypes.memset(starts[0], 0, 64)
+    view = base.view(torch.int16)[4:]
+    words[place] = starts[1]
+    followed = base.data_ptr() == starts[1] and view.data_ptr() == starts[1] + 8
+    followed = followed and int(view[0]) == 0x707
+    words[place] = starts[0]
+    return place if followed and base.data_ptr() == starts[0] else None
 
 
 def can_move_storages() -> bool:

@@ -197,10 +197,13 @@ class Versions:
                 text = _WRITTEN_SHARED if part.is_shared else _WRITTEN
                 raise RuntimeError(text.format(name))
 
-    def written(self) -> list[str]:
-        """The names of all tensors that were written."""
-        watched = [each for part in self._parts.values() for each in part]
-        return [name for tensor, name, version in watched if tensor._version != version]
+    def written(self, shared: set[int]) -> tuple[list[str], list[str]]:
+        """The names of all tensors that were written, and of those in parts with these ids."""
+        found: tuple[list[str], list[str]] = [], []
+        for key, watched in self._parts.items():
+            names = (name for tensor, name, version in watched if tensor._version != version)
+            found[key in shared].extend(names)
+        return found
 
     def forget(self) -> None:
         """Drop the references to the tensors."""

@@ -378,6 +378,12 @@ class DeviceLane:
         self.moved.clear()
         self.versions.forget()
 
+    def written(self) -> tuple[list[str], list[str]]:
+        """The names of tensors that nothing may write and that were, and of those in memory that
+        other processes have.
+        """
+        return self.versions.written({id(p) for p in self.plan.streamed if p.is_shared})
+
     def numbers(self) -> dict[str, int]:
         """The counters of this device, final once it has ended."""
         if self.final is not None:

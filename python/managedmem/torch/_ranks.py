@@ -65,11 +65,9 @@ class Ranks(Alone):
             error = caught
         outcomes: list[Any] = [None] * dist.get_world_size(self._group)
         try:
-            try:
-                dist.all_gather_object(outcomes, (value, _told(error)), group=self._group)
-            finally:
-                if error is not None:
-                    raise error
+            dist.all_gather_object(outcomes, (value, _told(error)), group=self._group)
+            if error is not None:
+                raise error
         finally:
             error = None  # which keeps this frame
         for rank, (_, failure) in enumerate(outcomes):
@@ -121,7 +119,7 @@ def _host() -> tuple[str, ...]:
 
 def _memory_file(nbytes: int) -> int:
     """Memory without a name, which is freed with its last mapping and cannot change its size."""
-    file = os.memfd_create("managedmem", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = os.memfd_create("managedmem-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, nbytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
