@@ -1,6 +1,8 @@
 /* test_slab.c: plain memory of the host and of devices: page-locking that fails before or after
  * its effect, and freeing. */
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "failing_allocations.h"
 #include "working/slab.h"
@@ -165,6 +167,98 @@ TEST(a_refused_wait_puts_freeing_off)
     CHECK(is_mapped(start));
     mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
     check_unlocked(start);
+}
+
+/* Another device is waited for too, in its own context, and may refuse it as the first one does. */
+TEST(freeing_waits_for_every_reader)
+{
+    mm_slab *slab = new_host_slab();
+    CUdeviceptr start = slab->start;
+    size_t before;
+
+    CHECK_OK(mm_slab_lock(world.cu, slab, &st), &st);
+    mm_slab_add_reader(slab, 1);
+    world.fail("cuCtxSynchronize", 2, CUDA_ERROR_NOT_PERMITTED, 0);
+    mm_slab_free(slab);
+    world.fail_clear();
+    CHECK(is_mapped(start));
+    before = world_calls("cuCtxSynchronize");
+    mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
+    CHECK_EQUAL(world_calls("cuCtxSynchronize") - before, 2);
+    check_unlocked(start);
+}
+
+/* A reader whose context cannot be had reads nothing: only the slab's own device puts it off. */
+TEST(a_reader_that_is_gone_is_not_waited_for)
+{
+    int freed_at_once = 0;
+
+    for (int nth = 1; nth <= 4; nth++) {
+        mm_slab *slab = new_host_slab();
+        CUdeviceptr start = slab->start;
+        CHECK_OK(mm_slab_lock(world.cu, slab, &st), &st);
+        mm_slab_add_reader(slab, 1);
+        world.fail("cuCtxPushCurrent", nth, CUDA_ERROR_UNKNOWN, 0);
+        mm_slab_free(slab);
+        world.fail_clear();
+        freed_at_once += !is_mapped(start);
+        mm_deferred_frees_attempt(world.cu, &(mm_free_conditions){0});
+        check_unlocked(start);
+    }
+    CHECK_EQUAL(freed_at_once, 1); /* the last of the four pushes is for the reader */
+}
+
+static int
+memory_file(size_t size, int seals)
+{
+    int file = memfd_create("test_slab", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    CHECK(file >= 0);
+    CHECK_EQUAL(ftruncate(file, (off_t)size), 0);
+    CHECK_EQUAL(fcntl(file, F_ADD_SEALS, seals), 0);
+    return file;
+}
+
+TEST(two_slabs_of_a_file_are_one_memory)
+{
+    int file = memory_file(SIZE - 100, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    mm_slab *one = mm_slab_of_file(0, file, &st), *other = mm_slab_of_file(1, file, &st);
+    CUdeviceptr start;
+
+    CHECK(one != NULL && other != NULL && one->start != other->start);
+    CHECK(one->is_shared && one->size == SIZE);
+    CHECK_EQUAL(close(file), 0);
+    CHECK_OK(mm_slab_lock(world.cu, one, &st), &st);
+    CHECK_OK(mm_slab_lock(world.cu, other, &st), &st);
+    memset((void *)(uintptr_t)one->start, 7, SIZE);
+    start = one->start;
+    mm_slab_free(one);
+    check_unlocked(start);
+    CHECK_EQUAL(((char *)(uintptr_t)other->start)[SIZE - 1], 7);
+    start = other->start;
+    mm_slab_free(other);
+    check_unlocked(start);
+}
+
+TEST(a_file_that_could_shrink_is_refused)
+{
+    int files[] = {memory_file(SIZE, 0), memory_file(SIZE, F_SEAL_GROW),
+                   memory_file(0, F_SEAL_SHRINK), -1, open("/dev/zero", O_RDWR)};
+
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        CHECK(mm_slab_of_file(0, files[i], &st) == NULL);
+        CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+        CHECK(strstr(st.detail, "F_SEAL_SHRINK") != NULL);
+        CHECK_EQUAL(files[i] < 0 ? 0 : close(files[i]), 0);
+    }
+    files[0] = memory_file(SIZE, F_SEAL_SHRINK | F_SEAL_WRITE);
+    CHECK(mm_slab_of_file(0, files[0], &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_BAD_VALUE);
+    fail_allocation(1);
+    CHECK(mm_slab_of_file(0, files[0], &st) == NULL);
+    CHECK(allocation_has_failed());
+    CHECK_EQUAL(st.kind, MM_NO_MEMORY);
+    CHECK_EQUAL(close(files[0]), 0);
 }
 
 TEST_MAIN(world_open)

@@ -1,8 +1,12 @@
 """Arguments of the private types _Slab and _Frames that are wrong."""
 
+import fcntl
+import os
+
 import pytest
 
 from constants import PAGE
+from frames_operations import memory_file
 from managedmem._managedmem import _Frames, _Slab
 
 SLABS = {
@@ -19,6 +23,11 @@ SLABS = {
     ),
     "bytes beyond the end": lambda: _Slab(0, PAGE, True).fill(PAGE, 1, b"1"),
     "an offset beyond the end": lambda: _Slab(0, PAGE, True).fill(PAGE + 1, 1, b"1"),
+    "a file that is no number": lambda: _Slab.of_file(0, "1"),
+    "a file of a device that is no number": lambda: _Slab.of_file("0", 1),
+    "a file that is not open": lambda: _Slab.of_file(0, 1 << 20),
+    "a reader that is no number": lambda: _Slab(0, PAGE, True).add_reader("1"),
+    "a reader that is no device": lambda: _Slab(0, PAGE, True).add_reader(63),
     "memory of a device": lambda: _Slab(0, PAGE, False).fill(0, 1, b"1"),
 }
 FRAMES = {
@@ -70,6 +79,58 @@ def frames():
 def test_of_slabs(call):
     with pytest.raises(WRONG):
         call()
+
+
+@pytest.fixture
+def shared():
+    """Opens files of shared memory, and closes them."""
+    files = []
+
+    def make(*arguments):
+        files.append(memory_file(*arguments))
+        return files[-1]
+
+    yield make
+    for file in files:
+        os.close(file)
+
+
+class TestSharedSlabs:
+    """Of files of memfd_create."""
+
+    def test_have_one_memory(self, shared):
+        file = shared(PAGE + 1)
+        one, other = _Slab.of_file(0, file), _Slab.of_file(0, file)
+        one.fill(0, 3, b"abc")
+        assert one.nbytes == 2 * PAGE and one.is_shared and one.handle != other.handle
+        assert os.pread(file, 3, 0) == b"abc"
+        other.fill(1, 1, b"x")
+        assert os.pread(file, 3, 0) == b"axc"
+        assert _Slab.at(one.handle, 1).is_shared
+
+    @pytest.mark.parametrize(
+        ("nbytes", "seals"), [(PAGE, 0), (PAGE, fcntl.F_SEAL_GROW), (0, fcntl.F_SEAL_SHRINK)]
+    )
+    def test_are_refused_if_they_could_be_cut_off(self, shared, nbytes, seals):
+        file = shared(nbytes, seals)
+        with pytest.raises(ValueError, match=f"{file} is no memory .* sealed with F_SEAL_SHRINK"):
+            _Slab.of_file(0, file)
+
+    def test_are_refused_if_nothing_can_be_written(self, shared):
+        file = shared()
+        reading = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
+        try:
+            with pytest.raises(ValueError, match="Permission denied"):
+                _Slab.of_file(0, reading)
+        finally:
+            os.close(reading)
+        assert not _Slab.of_file(0, file).add_reader(0)
+
+    def test_of_a_file_on_a_disk_are_refused(self, tmp_path):
+        with (tmp_path / "file").open("wb+") as file:
+            file.truncate(PAGE)
+            with pytest.raises(ValueError, match="must be of memfd_create"):
+                _Slab.of_file(0, file.fileno())
 
 
 @pytest.mark.parametrize("call", FRAMES.values(), ids=FRAMES)

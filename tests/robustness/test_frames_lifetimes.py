@@ -108,6 +108,8 @@ assert numbers["room"] == numbers["present"] == 0 and numbers["parts"] == 4
         "home.fill(0, 1, b'a')",
         "home.lock()",
         "_Slab(0, SIZE, True)",
+        "_Slab.of_file(0, 0)",
+        "home.add_reader(0)",
         "_Frames(0, SIZE, True)",
     ],
 )

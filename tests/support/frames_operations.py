@@ -1,6 +1,8 @@
 """Operations of slabs and frames, over which working sets and managedmem.torch stream."""
 
+import fcntl
 import gc
+import os
 
 from constants import PAGE
 from managedmem._managedmem import _Frames, _Slab
@@ -99,6 +101,28 @@ def read_a_slab(w):
     return _Slab(0, PAGE + 1, False).nbytes
 
 
+def memory_file(nbytes=PAGE, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
+    """Memory that several slabs can be of; the caller closes it."""
+    file = os.memfd_create("frames_operations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, nbytes)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
+
+
+def share_a_slab(w):
+    file = memory_file(PAGE)
+    try:
+        one, other = _Slab.of_file(0, file), _Slab.of_file(0, file)
+    finally:
+        os.close(file)
+    one.lock()
+    other.lock()
+    one.add_reader(1)
+    one.fill(0, 3, b"abc")
+    assert one.is_shared and not _Slab(0, PAGE, True).is_shared
+    return other.nbytes
+
+
 FRAMES = {
     "use parts in frames": Operation(
         use_parts,
@@ -113,6 +137,9 @@ FRAMES = {
         silent=AT_HOME,
     ),
     "add managed parts": Operation(add_managed_parts, "_Frames.add_targets", silent=AT_HOME),
+    "share a slab": Operation(
+        share_a_slab, "_Slab.of_file _Slab.add_reader _Slab.is_shared", silent=AT_HOME
+    ),
     "fill a slab": Operation(fill_a_slab, "_Slab.fill"),
     "use parts on the host": Operation(lambda w: use_parts(w, True), silent=AT_HOME),
     "frames dropped in use": Operation(drop_in_use, silent=AT_HOME),
