@@ -124,38 +124,51 @@ class TestDistributed:
         assert not mt.is_managed(model[0].weight)
 
     @pytest.mark.timeout(PATIENCE + 20)
-    def test_two_processes_average_their_gradients(self, on, tmp_path):
+    def test_two_processes_have_the_numbers_of_plain_modules(self, on, tmp_path):
+        """Gradients are reduced while parts leave: of the last layers first, and at home too."""
+
         def run(rank):
             return run_python(
                 f"""
-                from offloaded import LAYER, batch, layers, nn, same
+                from offloaded import LAYER, assert_same_module, batch, layers, nn
                 from tensors import mt, torch
                 import torch.distributed as dist
 
                 meeting = "file://{tmp_path}/meeting"
                 dist.init_process_group("gloo", init_method=meeting, rank={rank}, world_size=2)
-                model = layers(on={on!r})
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-                handle = mt.offload(model, 0, budget=3 * LAYER, optimizer=optimizer)
-                reference = layers().to(handle.device)
-                plain = torch.optim.SGD(reference.parameters(), lr=0.1)
-                wrapped = nn.parallel.DistributedDataParallel(model)
-                inputs = [batch(handle, rows=rows) for rows in (4, 6)]
-                for _ in range(3):
-                    optimizer.zero_grad(), plain.zero_grad()
-                    wrapped(inputs[{rank}]).sum().backward()
-                    optimizer.step()
-                    losses = [reference(each).sum() for each in inputs]
-                    (sum(losses) / 2).backward()
-                    plain.step()
-                    for one, other in zip(
-                        model.parameters(), reference.parameters(), strict=True
-                    ):
-                        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
-                numbers = handle.stats()
-                assert numbers["failures"] == 0 and numbers["held"] <= numbers["budget"]
-                assert numbers["acquired"] >= 3 * 2 * 8
-                handle.remove()
+                wrap = nn.parallel.DistributedDataParallel
+                for budget, options in (
+                    (3 * LAYER, dict(bucket_cap_mb=2 * LAYER / 2**20)),
+                    (3 * LAYER, dict(gradient_as_bucket_view=True)),
+                    (9 * LAYER, dict(find_unused_parameters=True)),
+                ):
+                    model, reference = layers(on={on!r}), layers()
+                    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+                    handle = mt.offload(model, 0, budget=budget, optimizer=optimizer)
+                    reference.to(handle.device)
+                    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+                    both = [
+                        (wrap(each, **options), steps)
+                        for each, steps in ((model, optimizer), (reference, plain))
+                    ]
+                    for step in range(4):
+                        losses = []
+                        for wrapped, steps in both:
+                            loss = wrapped(batch(handle, rows=4 + 2 * {rank} + step)).sum()
+                            loss.backward()
+                            steps.step()
+                            steps.zero_grad(set_to_none=step != 2)
+                            losses.append(loss.item())
+                        assert losses[0] == losses[1], (budget, step, losses)
+                    numbers = handle.stats()
+                    assert numbers["failures"] == 0 and numbers["held"] <= numbers["budget"]
+                    assert budget > 8 * LAYER or numbers["acquired"] >= 4 * 2 * 8
+                    del wrapped, both
+                    handle.remove()
+                    assert_same_module(model, reference.to({on!r}))
+                    whole = [torch.empty_like(model[0].weight.detach().cpu()) for _ in range(2)]
+                    dist.all_gather(whole, model[0].weight.detach().cpu())
+                    assert torch.equal(*whole)
                 dist.barrier()
                 dist.destroy_process_group()
                 """,
