@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import os
 import pickle
 import sys
 import types
@@ -14,6 +15,7 @@ import managedmem
 from constants import PAGE
 from dlpack import consume, run_deleter
 from foreign_objects import torch_device
+from frames_operations import memory_file
 from managedmem import (
     Device,
     DeviceMemoryResource,
@@ -72,6 +74,18 @@ def fill_a_slab(buffer):
         slab.fill(0, 4, b"abc")
 
 
+def share_a_slab(buffer):
+    file = memory_file()
+    try:
+        slab = _managedmem._Slab.of_file(0, file)
+    finally:
+        os.close(file)
+    slab.add_reader(0)
+    with contextlib.suppress(ValueError):
+        slab.add_reader(63)
+    return slab.is_shared
+
+
 def add_targets(buffer):
     frames, numbers = _managedmem._Frames(0, PAGE, False, True), []
     kept = frames.add_targets([buffer[:PAGE], memoryview(buffer)[PAGE : 2 * PAGE]], "read", numbers)
@@ -105,6 +119,7 @@ MAKERS = {
 # Further ways to make and drop objects of those types.
 MORE_MAKERS = {
     "filled slab": (_managedmem._Slab, fill_a_slab),
+    "shared slab": (_managedmem._Slab, share_a_slab),
     "frames of managed memory": (_managedmem._Frames, add_targets),
     "working set": (_managedmem._Frames, use_and_collect(managedmem.WorkingSet)),
     "managed working set": (_managedmem._Frames, use_and_collect(managedmem.ManagedWorkingSet)),

@@ -234,10 +234,10 @@ def ranks_read_files_together(rank, folder):
 
 @scenario()
 def other_models_are_refused_by_all(rank, _):
-    def changed(how):
+    def changed(change):
         model = made()
         if rank == 1:
-            how(model)
+            change(model)
         return model
 
     def to_other(model):
@@ -259,8 +259,8 @@ def other_models_are_refused_by_all(rank, _):
         (to_other, "'layers.2.bias' has other contents in rank 1"),
         (no_values, "'layers.2.bias' has other contents in rank 1"),
     ]
-    for how, words in differences:
-        model = changed(how)
+    for change, words in differences:
+        model = changed(change)
         before = copy.deepcopy(model.state_dict())
         memory = [t.data_ptr() for t in model.state_dict().values()]
         with raises(ValueError, words):
@@ -366,7 +366,7 @@ def with_adapters(shared):
 
 
 @scenario()
-def what_trains_is_private(rank, _):
+def trained_parameters_are_private(rank, _):
     """DistributedDataParallel over a frozen base that is shared, as over a plain one."""
     model, trained = with_adapters(shared=True)
     plain, reference = with_adapters(shared=False)
@@ -400,7 +400,7 @@ def what_trains_is_private(rank, _):
 
 
 @scenario()
-def nothing_writes_what_others_have(rank, _):
+def nothing_writes_shared_memory(rank, _):
     """Training all of it, writes in calls, and parameters that begin to train."""
     model = made("meta" if rank else "cpu")
     mt.share_memory(model)
