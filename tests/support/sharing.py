@@ -60,6 +60,7 @@ class Model(nn.Module):
         self.layers[1].weight = nn.Parameter(self.layers[1].weight.detach().t())
         self.register_buffer("scale", torch.rand(WIDTH), persistent=False)
         self.register_buffer("empty", torch.empty(0))
+        self.layers[3].register_buffer("count", torch.zeros(300))
 
     def forward(self, x):
         return self.last(self.layers(self.first(x))) * self.scale
@@ -227,6 +228,10 @@ def ranks_read_files_together(rank, folder):
     with mt.offload(model, 0, budget=3 * LAYER, read_only=True), torch.no_grad():
         reference.scale = model.scale
         assert torch.equal(model(inputs()), reference(inputs()))
+    whole = {"blocks": ["layers"], "places": {"layers": "frames"}}
+    with mt.offload(model, 0, budget=20 * LAYER, read_only=True, **whole) as handle:
+        shared = [part.nbytes for part in handle._lanes[0].plan.streamed if part.is_shared]
+        assert max(shared) >= 6 * LAYER, "layers with a buffer between them lie together"
     alone = mt.load_file(path)
     assert len(mappings()) == 1, mappings()
     assert len(alone) == len(state) - 1
@@ -251,7 +256,10 @@ def other_models_are_refused_by_all(rank, _):
 
     differences = [
         (lambda m: m.layers.add_module("more", nn.Linear(2, 2)), "rank 1 has .*the modules must"),
-        (lambda m: m.register_buffer("zz", torch.ones(2)), "rank 1 has 17 tensors, and rank 0 16"),
+        (
+            lambda m: m.last.register_buffer("zz", torch.ones(2)),
+            "rank 1 has 18 tensors, and rank 0 17",
+        ),
         (lambda m: setattr(m.layers, "4", nn.Linear(WIDTH, 8)), "'layers.4.weight' .shape .8, "),
         (lambda m: m.layers[3].half(), "float16.* where rank 0 has .*float32"),
         (lambda m: setattr(m.layers[1], "weight", m.layers[2].weight), "the modules must be"),

@@ -113,8 +113,11 @@ def load_model(
         _check_dtype(dtype)
         entries = entries_of(path)
         found.append(_named(model, entries, strict))
-        wanted = [entries[name] for name in found[0].sources.values() if name is not None]
-        return _Wanted(wanted, dtype, _device_of(device))
+        names = [name for name in found[0].sources.values() if name is not None]
+        if group is not None:  # parts of shared memory have no buffers among their parameters
+            state = found[0].state
+            names.sort(key=lambda name: not isinstance(state[name], nn.Parameter))
+        return _Wanted([entries[name] for name in names], dtype, _device_of(device))
 
     ranks = ranks_of(group)
     tensors = _read(_checked(ranks, check), ranks)
