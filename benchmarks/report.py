@@ -19,8 +19,8 @@ from .measure import PEERS, Result, Row
 
 # The size of each unit in the measured unit (nanoseconds, bytes, instructions).
 SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "kB": 1e3, "MB": 1e6, "bytes": 1.0}
-SCALES |= {"instructions": 1.0, "x": 1.0, "loads": 1.0, "launches": 1.0}
-DECIMALS = {"us": 1, "ms": 1, "x": 2, "loads": 1, "launches": 1}
+SCALES |= {"instructions": 1.0, "x": 1.0, "loads": 1.0, "launches": 1.0, "times": 1.0, "GB/s": 1e9}
+DECIMALS = {"us": 1, "ms": 1, "x": 2, "loads": 1, "launches": 1, "GB/s": 1}
 # The lines of a page around the results.
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 # The order of columns; others follow.

@@ -26,9 +26,15 @@ def measure(group: str) -> Iterator[Row]:
     except ImportError:
         return
     if managedmem.emulator.is_active():
-        yield from process.here(group)
+        if group in OF_RANKS:
+            yield from process.from_server(group, MANAGEDMEM_DRIVER="emulator")
+        else:
+            yield from process.here(group)
     elif torch.cuda.is_available():
         yield from process.from_server(group)
+
+
+OF_RANKS = {"distributed"}  # groups whose servers start ranks, on the emulated driver too
 
 
 def group_of(name: str, title: str, description: str) -> Group:
@@ -71,6 +77,16 @@ GROUPS = {
         "A file of safetensors in the page cache, read to where it can be used: to memory of the"
         " host, or by load_model() to the page-locked memory from which offload() streams. The"
         " memory is what the process has more at its height, beside the bytes of the file.",
+    ),
+    "distributed": group_of(
+        "distributed",
+        "Two ranks of torch.distributed",
+        "Two GPUs of one machine; on the emulated driver, two processes with gloo. PSS counts"
+        " memory that ranks share once; less available is what the system has less, page-locked"
+        " memory included. AdamW; of shards, an eighth of the state is in the budget, under"
+        " DistributedDataParallel an eighth of parameters, gradients and state. CPUOffloadPolicy"
+        " steps on the CPU, fused and with all its cores, or with one thread. Ranks are killed at"
+        " random points, in several jobs at once.",
     ),
     "sets": group_of(
         "sets",

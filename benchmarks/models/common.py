@@ -35,9 +35,9 @@ class Nothing:
 class Place:
     """Runs jobs on a GPU, or, tiny, on the CPU with the emulated driver; share is their size."""
 
-    def __init__(self, tiny: bool, share: float = 1.0) -> None:
-        self.tiny, self.share = tiny, share
-        self.device = torch.device("cpu" if tiny else "cuda:0")
+    def __init__(self, tiny: bool, share: float = 1.0, ordinal: int = 0) -> None:
+        self.tiny, self.share, self.ordinal = tiny, share, ordinal
+        self.device = torch.device("cpu" if tiny else f"cuda:{ordinal}")
         self.dtype = torch.float32 if tiny else torch.bfloat16
         self.repetitions = 2 if tiny else 3
 
@@ -152,7 +152,7 @@ class Meter:
         except OSError:
             nvml = None
         if nvml is not None:
-            name = f"GPU-{managedmem.Device(0).uuid}".encode()
+            name = f"GPU-{managedmem.Device(self.place.ordinal).uuid}".encode()
             if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)):
                 nvml = None
         return nvml, handle
@@ -161,7 +161,7 @@ class Meter:
         memory = _Memory()
         if self.nvml and not self.nvml.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(memory)):
             return int(memory.used)
-        info = managedmem.Device(0).memory_info
+        info = managedmem.Device(self.place.ordinal).memory_info
         return int(info.total - info.free)
 
     def watch(self, work: Callable[[], Any]) -> Any:

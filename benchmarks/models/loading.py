@@ -25,10 +25,10 @@ COPIES = 3  # measurements of each contender
 class Files:
     """A file with the weights of layers, and the contenders that read it."""
 
-    def __init__(self, place: Place, folder: str) -> None:
+    def __init__(self, place: Place, folder: str, width: int = 0, count: int = 0) -> None:
         self.place = place
-        self.width = 64 if place.tiny else 4096
-        self.count = place.layers(4 if place.tiny else 128)
+        self.width = width or (64 if place.tiny else 4096)
+        self.count = count or place.layers(4 if place.tiny else 128)
         self.path = Path(folder, "model.safetensors")
         self.nbytes = self.width**2 * 2 * self.count
         self.write()

@@ -173,18 +173,19 @@ def module_of(group: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{group}")
 
 
-def free_memory() -> Found:
-    """The free bytes of the device and of the host."""
+def free_memory(devices: int) -> Found:
+    """The free bytes of each device, the least of all, and of the host."""
     import torch
 
     from managedmem._limits import host_available
 
-    return {"device": torch.cuda.mem_get_info()[0], "host": host_available() or 1 << 62}
+    free = min(torch.cuda.mem_get_info(ordinal)[0] for ordinal in range(devices))
+    return {"device": free, "host": host_available() or 1 << 62}
 
 
-def share_of(need: tuple[int, int]) -> float:
-    """The largest size of a group's models for which device and host have room."""
-    free = in_fork(free_memory)
+def share_of(need: tuple[int, int], devices: int = 1) -> float:
+    """The largest size of a group's models for which devices and host have room."""
+    free = in_fork(partial(free_memory, devices))
     if "failed" in free:
         raise RuntimeError(free["failed"])
     room = free["device"] - SPARE, free["host"] - SPARE
@@ -201,18 +202,23 @@ def share_of(need: tuple[int, int]) -> float:
 def serve(group: str) -> None:
     """Measure a group and print its rows: the work of a server."""
     module = module_of(group)
+    rows = module.rows() if hasattr(module, "rows") else rows_of_jobs(module)
+    for row in rows:
+        print(MARK + json.dumps(row.as_json()), flush=True)
+
+
+def rows_of_jobs(module: ModuleType) -> Iterator[Row]:
     from .common import Place
 
     place = Place(tiny=False, share=share_of(module.NEED))
     for job in module.jobs(place):
-        for row in rows_of_job(job, place):
-            print(MARK + json.dumps(row.as_json()), flush=True)
+        yield from rows_of_job(job, place)
 
 
-def from_server(group: str) -> Iterator[Row]:
-    """The rows of a group, measured by a server."""
+def from_server(group: str, **variables: str) -> Iterator[Row]:
+    """The rows of a group, measured by a server with these variables of the environment."""
     command = [sys.executable, "-m", __package__, group]
-    environment = {**os.environ, **FACTS}
+    environment = {**os.environ, **FACTS, **variables}
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     ) as server:

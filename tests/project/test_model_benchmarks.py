@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from benchmarks.models import by_hand, common
+from benchmarks.models import by_hand, common, ranks
 
 GENERATION = ("the prompt", "a token", "caller's processor, a token")
 LAUNCHES = ("launches over 20 us, a token", "time of these launches, a token")
@@ -36,6 +36,36 @@ FIGURES = {
     "sets": ["a round", "taken"] * 2,
 }
 GIB = 1 << 30
+
+
+TITLES = [
+    *["weights, 0.0 GB, two ranks"] * 9,
+    *["fully_shard, tiny"] * 3,
+    *["DistributedDataParallel, tiny, an eighth"] * 3,
+    *("a rank of two killed at 2 random points", "end of the other rank after a kill"),
+]
+
+
+@pytest.mark.emulator_only
+@pytest.mark.timeout(300)
+def test_two_ranks_have_the_same_numbers_and_outlive_kills():
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("needs a torch with gloo")
+    rows = list(models.measure("distributed"))
+    assert [row.operation.partition(": ")[0] for row in rows] == TITLES
+    assert [(row.operation, row.failed) for row in rows if row.broken] == []
+    numbers = [row.note for row in rows if row.note.startswith("numbers beside ")]
+    assert [note.partition(": ")[2].partition(";")[0] for note in numbers] == [
+        "ours equal",
+        "ours equal",
+        "ours, two ranks equal",
+    ]
+    killed, ends = rows[-2:]
+    counts = {name: result.median for name, result in killed.results.items()}
+    assert counts == {"killed": 2, "hangs": 0, "lost": 0, "resumed": 2}
+    assert killed.note.endswith("losses equal to those without a kill")
+    assert ends.note.startswith("2 with an error of torch.distributed")
+    assert "| GB/s |" in section(models.GROUPS["distributed"], rows)
 
 
 @pytest.mark.emulator_only  # a GPU runs them at their full size, in minutes
@@ -95,6 +125,20 @@ class TestProcesses:
         if "Timeout" in said:
             monkeypatch.setattr(process, "SECONDS", 0.1)
         assert process.in_fork(work) == {"failed": said}
+
+    @pytest.mark.parametrize(
+        ("work", "said"),
+        [
+            (lambda rank: 1 / 0, "rank 0: ZeroDivisionError: division by zero"),
+            (lambda rank: os._exit(3), "rank 0 died, status 768"),
+            (lambda rank: time.sleep(60), "not done after 1 s"),
+        ],
+    )
+    def test_a_rank_that_fails_is_a_reason(self, work, said, tmp_path, capsys):
+        assert ranks.measured(work, tmp_path, tiny=True, share=1.0, world=1, seconds=1) == {
+            "failed": said
+        }
+        assert "log of rank 0:" in capsys.readouterr().err
 
     def test_a_server_that_fails_ends_its_group(self):
         with pytest.raises(RuntimeError, match="ended with 1"):
