@@ -161,7 +161,8 @@ class TracePart(TraceView):
         have its faults by ms. Calls of this library have a row of their own, with arrows to the
         first move that each one caused. Times are on the clock of ``time.perf_counter()``, in us;
         ``baseTimeNanoseconds`` is the time since 1970 at its zero. Events beyond the trace's
-        ``limit`` are left out.
+        ``limit`` are left out. A rank of torchrun, MPI or Slurm has its number, host and current
+        device in its name: ``python -m managedmem merge`` makes one file of those of all ranks.
         """
         from managedmem._trace_chrome import write_chrome
 

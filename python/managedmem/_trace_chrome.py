@@ -1,18 +1,20 @@
 """Writes a trace as JSON of the Trace Event Format, which Perfetto and chrome://tracing open.
 
-One process "managed memory" has a row for the calls of the library, and one for each memory. Slices
-of a row must not overlap in that format, so moves at the same time take further rows. Rows have
-numbers that no process or thread of a system has, because viewers join files by them.
+One process, which ``_trace_ranks`` names, has a row for the calls of the library, and one for each
+memory. Slices of a row must not overlap in that format, so moves at the same time take further
+rows. Rows have numbers that no process or thread of a system has, because viewers join files by
+them.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import platform
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from managedmem._trace_ranks import clock_name, process_name, rank_of_process
 from managedmem._trace_results import (
     CALL,
     CAUSES,
@@ -177,7 +179,7 @@ class Writer:
 
     def events(self) -> Iterator[str]:
         """All events of the part."""
-        name = json.dumps({"name": f"managed memory, process {os.getpid()}"})
+        name = json.dumps({"name": process_name()})
         yield f'{{"ph":"M","name":"process_name","pid":{PROCESS},"tid":{PROCESS},"args":{name}}}'
         self.rows.place(CALLS, 0, 0)
         yield from self.rows.described()
@@ -285,6 +287,7 @@ def write_chrome(part: TraceView, file: TextIO) -> None:
     writer = Writer(part)
     base = time.time_ns() - time.perf_counter_ns()
     header = {"source": part.source, "complete": part.complete, "problems": part.problems}
+    header |= {"rank": rank_of_process(), "host": platform.node(), "clock": clock_name()}
     file.write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base},')
     file.write(f'"otherData":{json.dumps(header)},"traceEvents":[\n')
     separator = ""

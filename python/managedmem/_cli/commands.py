@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import managedmem
 from managedmem._cli import demo, info, script
 from managedmem._cli.output import program_name, readers_may_stop
+from managedmem._trace_ranks import merge
 
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "demo": (
@@ -20,6 +21,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
         "show the driver, its devices, and what managed memory can do here",
     ),
 }
+MERGE = "make one file for Perfetto of those of several ranks"
 TRACE = "run a Python program and show which managed memory moved, and why"
 
 
@@ -33,11 +35,16 @@ def parser() -> argparse.ArgumentParser:
     )
     version = f"managedmem {managedmem.__version__}"
     top.add_argument("--version", action="version", version=version)
-    texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE}
+    texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE, "merge": MERGE}
     metavar = f"{{{','.join(texts)}}}"
     commands = top.add_subparsers(dest="command", required=True, metavar=metavar)
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if name == "merge":  # which needs no driver
+            command.add_argument("target", metavar="TARGET", help="the file to write")
+            meaning = "a file of trace --chrome, or of to_chrome_trace()"
+            command.add_argument("files", metavar="FILE", nargs="+", help=meaning)
+            continue
         driver = command.add_mutually_exclusive_group()
         for choice, meaning in (("cuda", "the CUDA driver"), ("emulator", "the emulated driver")):
             driver.add_argument(
@@ -72,6 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def reported(options: argparse.Namespace) -> int:
     """Run a command that prints a report; return its exit status."""
     try:
+        if options.command == "merge":
+            merge(options.files, options.target)
+            print(f"written: {options.target}")
+            return 0
         return COMMANDS[options.command][0](options)
     except BrokenPipeError:
         raise

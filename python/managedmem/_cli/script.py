@@ -25,6 +25,7 @@ from managedmem._cli import driver
 from managedmem._cli.output import flushed, program_name, write_to_nothing
 from managedmem._managedmem import TraceUnavailableError
 from managedmem._trace_chrome import write_chrome
+from managedmem._trace_ranks import rank_of_process
 
 FILES = ("json", "chrome")
 """The options that name a file."""
@@ -36,7 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--chrome",
         metavar="FILE",
-        help="also write the single events to a file for Perfetto or chrome://tracing",
+        help="also write the single events to a file for Perfetto or chrome://tracing; {rank} in "
+        "the name of a file stands for the number of the process under torchrun, MPI or Slurm",
     )
     command.add_argument(
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
@@ -182,8 +184,10 @@ class Files(NamedTuple):
 
 
 def opened(path: str | None) -> TextIO | None:
-    """A file to write, or None for None."""
-    return None if path is None else open(path, "w", encoding="utf-8")
+    """A file to write, with the rank of the process in its name, or None for None."""
+    if path is None:
+        return None
+    return open(path.replace("{rank}", str(rank_of_process() or 0)), "w", encoding="utf-8")
 
 
 def finish(trace: managedmem.typing.Trace, files: Files) -> bool:
