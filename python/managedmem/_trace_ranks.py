@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from managedmem import Device, _managedmem
+from managedmem import _managedmem
 
 VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 STRIDE = 1_000_000  # between the numbers of two files' processes and rows
@@ -31,7 +31,7 @@ def process_name() -> str:
     if rank is None:
         return f"managed memory, process {os.getpid()}"
     try:
-        device = f", {Device()}"
+        device = f", {_managedmem.Device()}"
     except _managedmem.CUDAError:
         device = ""
     return f"rank {rank} on {platform.node()}{device}: managed memory, process {os.getpid()}"
