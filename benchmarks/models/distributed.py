@@ -25,6 +25,7 @@ import managedmem
 import managedmem.torch as ours
 
 from ..measure import UNFINISHED, Result, Row, reason
+from ..report import cell
 from . import killed, ranks
 from .common import GIB, Meter, Place, nbytes_of
 from .decoder import made
@@ -451,7 +452,9 @@ def rows() -> Iterator[Row]:
         course = Course(tiny, share, Path(folder))
         for part in (weights, shards, replicas, lost, by_one_thread):
             try:
-                yield from part(course)
+                for row in part(course):
+                    tell(row)
+                    yield row
             except Exception as error:
                 yield failed_row(part.__name__, error)
 
@@ -459,6 +462,13 @@ def rows() -> Iterator[Row]:
 def lost(course: Course) -> Iterator[Row]:
     """Ranks that are killed at random points."""
     yield from killed.rows(course.folder, tiny=course.tiny, seconds=course.left)
+
+
+def tell(row: Row) -> None:
+    """A row on stderr at once: the table comes when the whole group is done."""
+    cells = (f"{name} {cell(result, row.unit)}" for name, result in row.results.items())
+    text = f"    {row.operation}: {'; '.join(cells)} {row.unit}; {row.note} {row.failed or ''}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def failed_row(part: str, error: Exception) -> Row:
