@@ -1,4 +1,4 @@
-"""Data-parallel training with torch.distributed, the optimizer's state on the host.
+"""Training with torch.distributed, the optimizer's state on the host; or one model for all ranks.
 
     python examples/distributed.py                              one process for each GPU here
     torchrun --nproc-per-node 8 examples/distributed.py         the same, by torchrun
@@ -7,6 +7,8 @@
     MANAGEDMEM_DRIVER=emulator python examples/distributed.py   two processes on the CPU, no GPU
     python examples/distributed.py --offload                   parameters on the host, too
     python examples/distributed.py --shard                     parameters in parts, one a process
+    python examples/distributed.py --share                     no training: one copy of a model
+    python examples/distributed.py --trace all.json             also the moves, for Perfetto
 
 Every process has the parameters and Adam's two averages in managed memory. The parameters stay on
 its GPU. The averages are twice their size and only ``optimizer.step()`` needs them: they live on
@@ -19,12 +21,17 @@ host too, and at most half of their bytes on each GPU.
 With ``--shard``, torch's ``fully_shard()`` gives each process a part of the parameters, and
 ``managedmem.torch.offload_optimizer()`` keeps the averages for that part on the host. A step copies
 some of them at a time to the GPU, and back.
+
+With ``--share``, one process has a model, and ``managedmem.torch.share_memory()`` gives it to those
+of its machine: one copy in host memory, from which each GPU streams half of it at a time.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from itertools import pairwise
 
 import managedmem
@@ -46,6 +53,8 @@ parser = argparse.ArgumentParser(
 ways = parser.add_mutually_exclusive_group()
 ways.add_argument("--offload", action="store_true", help="keep the parameters on the host, too")
 ways.add_argument("--shard", action="store_true", help="divide the parameters among the processes")
+ways.add_argument("--share", action="store_true", help="run one model that all processes share")
+parser.add_argument("--trace", metavar="FILE", help="write the moves of all processes for Perfetto")
 WAYS = parser.parse_args()  # also in the processes that main() starts
 # About 17 MiB of parameters and 33 MiB of optimizer state in each process; 6 and 13 MiB to offload.
 WIDTH, HIDDEN = (512, 6) if WAYS.offload else (2048, 1)
@@ -186,11 +195,53 @@ def train(place, device, say):
             dist.all_reduce(loss.detach_())
             say(f"step {step + 1}: loss {loss.item() / world:.4f}, {news}")
     say(f"optimizer state: {state.describe()}")
+    if WAYS.shard or WAYS.offload:
+        say_stats(state.handle, say)
 
     with torch.no_grad():
         right = (model(unseen_images[rank::world]).argmax(1) == unseen_labels[rank::world]).sum()
     dist.all_reduce(right)
     say(f"accuracy {right.item() / len(unseen_labels):.4f} on the held-out images")
+
+
+def say_stats(handle, say):
+    """The counters of all processes."""
+    found = [{}] * dist.get_world_size()
+    dist.all_gather_object(found, handle.stats())
+    for number, stats in enumerate(found):
+        say(f"stats of rank {number}: {stats}")
+
+
+def infer(place, device, say):
+    """Run a model that the processes of a machine have once; each one has its share of images."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    sizes = [digits.FEATURES, *[WIDTH] * 4, digits.CLASSES]
+    # One process has the contents; the others describe them.
+    with torch.device("cpu" if int(os.environ["LOCAL_RANK"]) == 0 else "meta"):
+        model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
+    size = managedmem.torch.share_memory(model, device=device)
+    say(f"parameters: {size:,} bytes on the host for the processes of a machine")
+    handle = managedmem.torch.offload(model, device, budget=size // 2, read_only=True)
+    images = load_digits(place)[0]
+    with torch.inference_mode():
+        model(images[rank::world])
+        outputs = model(images[:BATCH])
+    sums = [0.0] * world
+    dist.all_gather_object(sums, outputs.double().sum().item())
+    say(f"all processes give the same outputs: {len(set(sums)) == 1}")
+    say_stats(handle, say)
+
+
+def merge_traces(trace, say):
+    """Write the trace of each process beside the file, and make one of them."""
+    paths = [f"{WAYS.trace}.{number}" for number in range(dist.get_world_size())]
+    trace.to_chrome_trace(paths[dist.get_rank()])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        command = [sys.executable, "-m", "managedmem", "merge", WAYS.trace, *paths]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        say(f"trace: {WAYS.trace}")
 
 
 def work(local, rank, world, meeting):
@@ -211,14 +262,18 @@ def work(local, rank, world, meeting):
         say = print if rank == 0 else lambda text: None  # one process prints
         for number, text in enumerate(places):
             say(f"rank {number} of {world}: {text}")
-        train(place, device, say)
+        with managedmem.trace() if WAYS.trace else nullcontext() as trace:
+            (infer if WAYS.share else train)(place, device, say)
+        if trace:
+            merge_traces(trace, say)
         dist.barrier()  # no process leaves while others communicate
     finally:
         dist.destroy_process_group()
 
 
 def work_alone(local, world, meeting):
-    """One process of a job on this machine alone."""
+    """One process of a job on this machine alone, which looks as one of torchrun's."""
+    os.environ.update(RANK=str(local), LOCAL_RANK=str(local))
     work(local, local, world, meeting)
 
 

@@ -221,6 +221,28 @@ def test_distributed_keeps_the_state_of_shards_on_the_host() -> None:
     assert float(found[1]) > 0.9, text
 
 
+@pytest.mark.skipif(
+    not managedmem.emulator.is_active() and managedmem.Device.count() < 2, reason="needs two GPUs"
+)
+def test_distributed_shares_one_model_and_traces_all_processes(tmp_path: Path) -> None:
+    need("torch")
+    target = tmp_path / "all.json"
+    text = run(DISTRIBUTED, "--share", "--trace", str(target))
+    world = 2 if managedmem.emulator.is_active() else managedmem.Device.count()
+    check_ranks(text, world)
+    assert re.search(r"^parameters: [0-9,]+ bytes on the host for the processes", text, re.M), text
+    assert "all processes give the same outputs: True" in text
+    stats = re.findall(r"^stats of rank (\d+): (\{.*\})$", text, re.MULTILINE)
+    assert [int(rank) for rank, _ in stats] == list(range(world))
+    for _, shown in stats:
+        counters = ast.literal_eval(shown)
+        assert 0 < counters["held"] <= counters["budget"]
+        assert counters["failures"] == 0
+    events = json.loads(target.read_text())["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert [name.partition(" on ")[0] for name in names] == [f"rank {n}" for n in range(world)]
+
+
 def test_distributed_without_torch() -> None:
     lines = refused(DISTRIBUTED, 'sys.modules["torch"] = None')
     assert lines[0].startswith("this example needs torch: ")
@@ -383,5 +405,5 @@ def test_examples_stay_short() -> None:
     assert lengths["digits.py"] < 120
     assert lengths["pipeline.py"] < 120
     assert lengths["pipeline_peers.py"] < 120
-    assert lengths["distributed.py"] < 240  # three ways of training
+    assert lengths["distributed.py"] < 300  # three ways of training, and one copy of a model
     assert lengths["offload.py"] < 140
