@@ -23,9 +23,9 @@ WHOLE = 6  # the step of the last whole checkpoint, which the last start resumes
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["fully_shard", "DistributedDataParallel"])
-def test_the_other_rank_ends_and_a_restart_has_the_losses_of_no_kill(way, tmp_path):
-    command = [sys.executable, killed_ranks.__file__, way, tmp_path]
+@pytest.mark.parametrize("wrapper", ["fully_shard", "DistributedDataParallel"])
+def test_the_other_rank_ends_and_a_restart_has_the_losses_of_no_kill(wrapper, tmp_path):
+    command = [sys.executable, killed_ranks.__file__, wrapper, tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     whole, *starts = map(json.loads, done.stdout.splitlines())

@@ -50,12 +50,12 @@ class DyingReader(dcp.FileSystemReader):
         die()
 
 
-def trained(way, rank):
+def trained(wrapper, rank):
     """The module as it is called, the blocks of it, its optimizer, and the handle."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)]
     model = nn.Sequential(*blocks)
-    if way == "fully_shard":
+    if wrapper == "fully_shard":
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in (*blocks, model):
             fully_shard(block, mesh=mesh)
@@ -80,9 +80,9 @@ def load(model, optimizer, path, reader):
     )
 
 
-def train(way, rank, folder, end):
+def train(wrapper, rank, folder, end):
     """Train from the last whole checkpoint on; returns the losses by step, and state at home."""
-    model, blocks, optimizer, handle = trained(way, rank)
+    model, blocks, optimizer, handle = trained(wrapper, rank)
     step = max((int(each.parent.name) for each in folder.glob("*/.metadata")), default=0)
     dist.barrier()  # all have looked
     if step:
@@ -104,7 +104,7 @@ def train(way, rank, folder, end):
     return {"losses": losses, "at home": handle.stats()["state_on_host"]}
 
 
-def rank_of(way, rank, folder, meeting, end):
+def rank_of(wrapper, rank, folder, meeting, end):
     """A rank in a forked process, up to its result or its error."""
     begin = time.monotonic()
     try:
@@ -116,7 +116,7 @@ def rank_of(way, rank, folder, meeting, end):
             timeout=timedelta(seconds=TIMEOUT),
         )
         begin = time.monotonic()
-        return train(way, rank, folder, end)
+        return train(wrapper, rank, folder, end)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "after": time.monotonic() - begin}
 
@@ -145,13 +145,13 @@ def result_of(pid, get):
     return json.loads(text) if text else {"signal": os.WTERMSIG(status)}
 
 
-def main(way, folder):
+def main(wrapper, folder):
     for number, (end, victim) in enumerate((("", 0), *STARTS)):
         saved = folder / ("with kills" if number else "without")
         saved.mkdir(exist_ok=True)
         ends = [end if rank == victim else "" for rank in (0, 1)]
         meeting = folder / f"meeting-{number}"
-        ranks = [forked(way, rank, saved, meeting, ends[rank]) for rank in (0, 1)]
+        ranks = [forked(wrapper, rank, saved, meeting, ends[rank]) for rank in (0, 1)]
         print(json.dumps([result_of(*rank) for rank in ranks]), flush=True)
 
 
