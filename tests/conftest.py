@@ -494,3 +494,48 @@ def streams_used(monkeypatch):
 
     monkeypatch.setattr(managedmem, "prefetch", record)
     return used
+
+
+@pytest.fixture(params=["managed", "managed on a device", "managed on the host", "device"])
+def pool(request):
+    from pools import KINDS
+
+    with KINDS[request.param]() as made:
+        yield made
+
+
+@pytest.fixture
+def managed_pool():
+    from managedmem import ManagedMemoryResource
+
+    with ManagedMemoryResource(pooled=True) as made:
+        yield made
+
+
+@pytest.fixture
+def working():
+    from layers import SIZE
+    from managedmem import Device, WorkingSet
+
+    with WorkingSet(4 * SIZE, Device(0)) as made:
+        yield made
+
+
+@pytest.fixture
+def groups(working):
+    from layers import layer
+
+    return [working.add(layer(number), name=f"layer {number}") for number in range(16)]
+
+
+@pytest.fixture
+def failing():
+    """`failing(2, 3)`: the second and third advice from now on fail."""
+    from managedmem import emulator
+
+    def fail(*nths, name="cuMemAdvise", after=False):
+        for nth in nths:
+            emulator.fail(name, nth=nth, code=999, after=after)
+
+    yield fail
+    emulator.clear_failures()

@@ -119,7 +119,7 @@ class Reading:
             assert type(result) is type(wanted), "as the left operand, as with sets"
 
     @pytest.mark.parametrize("name", OPERATORS)
-    def test_operators_refuse_what_is_no_set(self, pair, universe, name):
+    def test_operators_refuse_others(self, pair, universe, name):
         assert getattr(pair[0], f"__{name}__")([*universe]) is NotImplemented
         assert getattr(pair[0], f"__i{name}__")([*universe]) is NotImplemented
 
