@@ -264,7 +264,7 @@ def enable(
         The number of each in the machine (1 to 16).
     driver_version : int, optional
         12020 (CUDA 12.2) to 13050 (CUDA 13.5). Batch and discard calls exist from 13000 on.
-        A driver newer than CUDA 13.0 behaves like 13.0.
+        From 13040 on, cuMemGetLocationInfo says where pages are; all else behaves like CUDA 13.0.
     concurrent_managed_access, pageable_memory_access : bool, optional
         These attributes of every device.
     integrated : bool, optional

@@ -28,10 +28,14 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
-#if CUDA_VERSION < 13010
 /* Missing in the oldest supported headers. */
+#if CUDA_VERSION < 13010
 extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
                                     unsigned int syncMode);
+#endif
+#if CUDA_VERSION < 13040
+extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summaryGranularity,
+                                     size_t samplingGranularity, CUmemLocation *location_out);
 #endif
 
 #include <pthread.h>

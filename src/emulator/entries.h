@@ -60,6 +60,7 @@
     X("cuMemDiscardAndPrefetchBatchAsync", 13000, cuMemDiscardAndPrefetchBatchAsync) \
     X("cuMemRangeGetAttribute", 8000, cuMemRangeGetAttribute)                        \
     X("cuMemRangeGetAttributes", 8000, cuMemRangeGetAttributes)                      \
+    X("cuMemGetLocationInfo", 13040, cuMemGetLocationInfo)                           \
     X("cuPointerGetAttribute", 4000, cuPointerGetAttribute)                          \
     X("cuPointerGetAttributes", 7000, cuPointerGetAttributes)                        \
     X("cuPointerSetAttribute", 6000, cuPointerSetAttribute)                          \

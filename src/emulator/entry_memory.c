@@ -1,4 +1,4 @@
-/* Entry points: allocation, advice, prefetch, discard, range attributes. The order of checks is
+/* Entry points: allocation, advice, prefetch, discard, range attributes, locations. The order of checks is
  * the measured one, because it decides the error of a call with several faults. */
 #include "entries.h"
 
@@ -35,7 +35,7 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
     if (result == CUDA_SUCCESS) {
         allocation->context = emu_context();
         allocation->attach = flags;
-        allocation->sync_memops = kind == EMU_MANAGED;    /* topic "pointer attributes" */
+        allocation->sync_memops = kind == EMU_MANAGED; /* topic "pointer attributes" */
         *out = allocation->base;
     }
     return result;
@@ -591,4 +591,114 @@ EMU_ENTRY(cuMemRangeGetAttributes, void **data, size_t *dataSizes,
               devPtr, count, numAttributes);
     return emu_call_end(
         &call, read_attributes(data, dataSizes, attributes, numAttributes, devPtr, count));
+}
+
+/* ---- locations ---- */
+
+/* One call of cuMemGetLocationInfo. The memory is one of the system where allocation is NULL. */
+struct location_query {
+    const struct emu_allocation *allocation;
+    CUdeviceptr ptr;
+    size_t size, summary, sampling;
+};
+
+enum { NOWHERE = EMU_HOST_BIT + EMU_MAX_NODES }; /* behind the bits of places */
+
+static void
+note_mapped(CUdeviceptr start, CUdeviceptr end, void *argument)
+{
+    (void)start;
+    (void)end;
+    *(bool *)argument = true;
+}
+
+/* The bit of the place of an address. Where a device and the host have copies it is the device: no
+ * recording says which one a driver names. */
+static int
+place_at(const struct location_query *q, CUdeviceptr at)
+{
+    CUdeviceptr page = at - at % emu_map_page_size();
+    uint64_t places = 0;
+    bool mapped = false;
+
+    if (q->allocation != NULL) {
+        const struct emu_region *region = q->allocation->region;
+        places = emu_runs_at(&region->pages, (size_t)(at - region->base) / emu_config()->page)
+                     ->page.places;
+    } else if (emu_map_visit(page, page + emu_map_page_size(), note_mapped, &mapped) && mapped) {
+        places = (uint64_t)1 << EMU_HOST_BIT;
+    }
+    return places == 0 ? NOWHERE : __builtin_ctzll(places);
+}
+
+/* The first of the most common places of a part. */
+static CUmemLocation
+common_location(const struct location_query *q, CUdeviceptr start, CUdeviceptr end)
+{
+    size_t counts[NOWHERE + 1] = {0};
+    int best = NOWHERE;
+
+    for (CUdeviceptr at = start; at < end; at += q->sampling) {
+        int place = place_at(q, at);
+        if (++counts[place] > counts[best]) {
+            best = place;
+        }
+    }
+    if (best == NOWHERE || best == EMU_HOST_BIT) {
+        return (CUmemLocation){.type = best == NOWHERE ? CU_MEM_LOCATION_TYPE_NONE
+                                                       : CU_MEM_LOCATION_TYPE_HOST};
+    }
+    return best < EMU_HOST_BIT ? (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = best}
+                               : (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA,
+                                                 .id = best - EMU_HOST_BIT};
+}
+
+/* By the header of CUDA 13.5. It says nothing of contexts and captures: the strictest answers. */
+static CUresult
+check_location_query(struct location_query *q, const CUmemLocation *out)
+{
+    CUresult result;
+
+    if (out == NULL || q->summary == 0 || q->summary > q->size || q->sampling > q->summary) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (emu_current() == NULL) {
+        return emu_no_context();
+    }
+    if (!emu_config()->concurrent) {
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    result = emu_capture_unsafe();
+    q->allocation = managed_range(q->ptr, q->size);
+    return result != CUDA_SUCCESS  ? result
+           : q->allocation != NULL ? CUDA_SUCCESS
+           : emu_find_registered(q->ptr) == NULL && system_range(q->ptr, q->size)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+EMU_ENTRY(cuMemGetLocationInfo, CUdeviceptr ptr, size_t size, size_t summaryGranularity,
+          size_t samplingGranularity, CUmemLocation *location_out)
+{
+    struct location_query q = {NULL, ptr, size, summaryGranularity, samplingGranularity};
+    CUresult result;
+
+    EMU_BEGIN("cuMemGetLocationInfo", EMU_CALL_WORK,
+              "ptr=0x%llx, size=%zu, summaryGranularity=%zu, samplingGranularity=%zu", ptr, size,
+              summaryGranularity, samplingGranularity);
+    result = check_location_query(&q, location_out);
+    if (result != CUDA_SUCCESS) {
+        return emu_call_end(&call, result);
+    }
+    q.sampling = q.sampling == 0 ? emu_config()->page : q.sampling;
+    if (q.allocation != NULL) {
+        size_t first, end;
+        emu_page_span(q.allocation->region, ptr, size, &first, &end);
+        emu_pages_observe(q.allocation->region, first, end);
+    }
+    for (CUdeviceptr at = ptr; at < ptr + size; at += q.summary) {
+        size_t rest = (size_t)(ptr + size - at);
+        *location_out++ = common_location(&q, at, at + (rest < q.summary ? rest : q.summary));
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
 }

@@ -651,6 +651,8 @@ static const struct topic topics[] = {
     {"pinned memory", topic_pinned, false, 1, 0},
     {"pinned memory of no bytes", topic_pinned_empty, false, 1, 0},
     {"pinned memory in a capture", topic_pinned_capture, false, 1, 0},
+    {"locations", topic_locations, false, 1, 13040},
+    {"locations in captures and of system memory", topic_locations_elsewhere, false, 1, 13040},
 };
 
 int

@@ -8,6 +8,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#if CUDA_VERSION < 13040
+/* Missing in the oldest supported headers. */
+typedef CUresult(CUDAAPI *PFN_cuMemGetLocationInfo_v13040)(CUdeviceptr ptr, size_t size,
+                                                           size_t summary, size_t sampling,
+                                                           CUmemLocation *locations);
+#endif
+
 /* X(member, vendor name, version of the vendor's typedef) */
 #define DRIVER_FUNCTIONS(X)                                       \
     X(init, cuInit, 2000)                                         \
@@ -49,6 +56,7 @@
     X(discard_prefetch, cuMemDiscardAndPrefetchBatchAsync, 13000) \
     X(range_get, cuMemRangeGetAttribute, 8000)                    \
     X(range_get_all, cuMemRangeGetAttributes, 8000)               \
+    X(locate, cuMemGetLocationInfo, 13040)                        \
     X(pointer_get, cuPointerGetAttribute, 4000)                   \
     X(pointer_get_all, cuPointerGetAttributes, 7000)              \
     X(pointer_set, cuPointerSetAttribute, 6000)                   \

@@ -37,6 +37,9 @@ void topic_pools(struct fixture *f);
 void topic_pinned(struct fixture *f);
 void topic_pinned_empty(struct fixture *f);
 void topic_pinned_capture(struct fixture *f);
+/* locations.c */
+void topic_locations(struct fixture *f);
+void topic_locations_elsewhere(struct fixture *f);
 /* pair.c */
 void topic_pair_accessed_by(struct fixture *f);
 void topic_pair_prefetch(struct fixture *f);

@@ -4,6 +4,7 @@ Owns the building and running of the conformance program. Its goldens are its ou
 hardware; `known_differences.txt` lists the few lines in which the emulated driver may differ.
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ KNOWN_CARDS = ("H200", "H100")  # their answers agree with the goldens
 # Every driver 580 is one of CUDA 13.0.
 RECORDED_DRIVER = 13000
 RECORDED_PAGE = 4096
+LOCATIONS = 13040  # the first driver version with cuMemGetLocationInfo
 TIMEOUT = 300
 pytestmark = pytest.mark.timeout(TIMEOUT)  # on a GPU; two programs are compiled first
 
@@ -116,11 +118,69 @@ def test_every_known_difference_is_still_one(program):
 
 
 @pytest.mark.emulator_only
-def test_a_newer_emulated_driver_differs_in_its_version_alone(program):
+def test_a_newer_emulated_driver_differs_in_its_version_and_in_locations(program):
     library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
     answers = [run(program, library, "h200", options) for options in ("", ",driver=13050")]
-    changed = [got for _, _, got in differences(*answers)]
+    newer, _ = split_locations(answers[1])
+    changed = [got for _, _, got in differences(answers[0], newer)]
     assert [line.split() for line in changed] == [["driver", "version", "13050"]]
+
+
+def split_locations(lines):
+    """The topics that goldens have, and those of cuMemGetLocationInfo, which are the last."""
+    first = lines.index("## locations") if "## locations" in lines else len(lines)
+    return lines[:first], lines[first:]
+
+
+@pytest.mark.emulator_only
+def test_locations_are_those_of_the_documentation(program):
+    """That of CUDA 13.5's header. Types: 0 nowhere, 1 a device, 2 the host."""
+    library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
+    _, lines = split_locations(run(program, library, "h200", ",driver=13040,pageable=1"))
+    none, host, device, left = "0:0", "2:0", "1:0", "-77:-77"
+    expected = {
+        "fresh": [none, none, none, none, left, left],
+        "host, fresh, device, fresh": [host, none, device, none, left, left],
+        "default sampling": [host, none, device, none, left, left],
+        "a part that ends early": [host, none, device, none, left, left],
+        "within a page": [device, *[left] * 5],
+        "duplicated": [device, *[left] * 5],
+        "discarded on the device": [device, *[left] * 5],
+        "system memory": [host, *[left] * 5],
+    }
+    answers = dict(itertools.pairwise(lines))
+    for label, locations in expected.items():
+        (line,) = [x for x in lines if x.strip().startswith(f"{label}  ")]
+        assert line.endswith(" 0 SUCCESS"), line
+        assert answers[line].split() == locations, label
+    refused = [x.partition("  ")[0] for x in lines if x.endswith(" 1 ERROR_INVALID_VALUE")]
+    assert refused == [
+        "size 0",
+        "summary 0",
+        "summary above the size",
+        "sampling above the summary",
+        "into NULL",
+        "past the end",
+        "address 0",
+        "device memory",
+    ]
+
+
+@pytest.mark.skipif(EMULATED, reason="needs the driver of a real GPU")
+def test_real_driver_locates_pages_as_the_emulated_one(program):
+    """Nobody has recorded these answers yet: the first driver that has them shows what differs."""
+    info = managedmem._managedmem._driver_info()
+    if info["version"] < LOCATIONS:
+        pytest.skip(f"driver {info['version_string']} has no cuMemGetLocationInfo (CUDA 13.4)")
+    library = Path(managedmem.__file__).with_name("libmanagedmem_emulator.so")
+    pageable = int(managedmem.Device(0).pageable_memory_access)
+    options = f",driver={LOCATIONS},pageable={pageable}"
+    _, expected = split_locations(run(program, library, "h200", options))
+    _, answered = split_locations(run(program, info["path"]))
+    assert answered
+    found = list(differences(expected, answered))
+    if found:
+        pytest.skip(f"differs from the emulated driver:\n{explain(found)}")
 
 
 def recorded_here():
