@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BATCHES = 13000
 """The first driver version with batch prefetches, discards and managed pools."""
+LOCATIONS = 13040
+"""The first driver version that says where pages are."""
 PAGE_MAP = "/proc/self/pagemap"
 
 PROBE = 64 << 10
@@ -145,7 +147,7 @@ def capabilities(device: _Device | None = None) -> Capabilities:
         "batch_prefetch": old or all_access,
         "discard": old or all_access,
         "traces": no_traces,
-        "residency": _residency_obstacle(every),
+        "residency": _residency_obstacle(every, info["version"]),
         "page_migration": access or _integrated_obstacle(devices),
         "mapped_access": access or _mapping_obstacle(devices),
     }
@@ -236,11 +238,13 @@ def _read_on_current_device(device: Device) -> bool:
         return source.residency().on_host == PROBE
 
 
-def _residency_obstacle(every: Sequence[Device]) -> str:
+def _residency_obstacle(every: Sequence[Device], version: int = 0) -> str:
     """The reason why residency() raises here, or ""."""
     if lacking := _lacking(every, "concurrent_managed_access"):
         return f"{lacking}: pages move as a whole at launches"
     direct = [device for device in every if device.direct_managed_mem_access_from_host]
+    if direct and version >= LOCATIONS:
+        return ""
     if direct:
         names = ", ".join(map(repr, direct))
         return f"direct_managed_mem_access_from_host is 1 on {names}: the page map does not show it"

@@ -13,7 +13,7 @@ from managedmem import _page_history as history
 from managedmem import _trace_grid as grid
 from managedmem._extras import need
 from managedmem._managedmem import Device, Host
-from managedmem._strips import STYLES, Columns
+from managedmem._strips import Columns, styles_of
 from managedmem._units import size_text, time_text
 
 if TYPE_CHECKING:
@@ -432,7 +432,7 @@ def strip(
     axes = axes_for(axes, 1.7)
     nbytes = max(nbytes, 1)
     handles = []
-    for where, style in STYLES.items():
+    for where, style in styles_of(columns).items():
         spans = [
             (at * nbytes / STRIP, count * nbytes / STRIP)
             for at, count, kind in columns

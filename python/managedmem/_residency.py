@@ -8,15 +8,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from managedmem._managedmem import Device, Host
-from managedmem._strips import COLUMNS, MIXED, STYLES, Columns, Style, fold, html_of
+from managedmem._strips import COLUMNS, MIXED, Columns, fold, html_of, styles_of
 from managedmem._units import size_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _RUN = Struct("<QQBBB5x")
-_WHERE = ("host", "not on host")
-_EVIDENCE = ("page map", "page map + prefetch")
+_WHERE = ("host", "not on host", "nowhere", "device")
+_NOWHERE, _DEVICE = 2, 3
+_EVIDENCE = ("page map", "page map + prefetch", "driver")
+_DRIVER = 2
 
 
 # Address, nbytes, bytes on the host, runs as structs, bytes by NUMA nodes.
@@ -30,22 +32,30 @@ class ResidencyRun(NamedTuple):
     """Bytes from the start of the memory; of several targets, as if they lay end to end."""
     nbytes: int
     where: str
-    """"host" or "not on host". Pages on the host can have copies on devices too."""
+    """"host" or "not on host"; where the driver says it, also a device, such as "Device(0)", or
+    "nowhere" for pages that no memory holds. Pages on the host can have copies on devices too."""
     evidence: str
-    """"page map", or "page map + prefetch" where the last prefetch, a hint, was to a device."""
+    """"page map"; "driver" for its own answer, from CUDA 13.4 on; else "page map + prefetch" where
+    the last prefetch, a hint, was to a device."""
     last_prefetch_location: Device | Host | None
     """For pages that are not on the host, the destination of their last prefetch. None if there was
-    none or it is not known."""
+    none, if it is not known, and where the driver says where they are."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that has the pages, as the driver says; None for all others."""
+        number = self.where.removeprefix("Device(").removesuffix(")")
+        return Device(int(number)) if number.isdigit() else None
 
 
 class Residency:
     """Where the pages of managed memory were when residency() was called.
 
     A page is on the host if the host has it mapped; the kernel's page map shows that with
-    certainty. All other bytes are not on the host: on a device, never used, discarded, or in host
-    memory that the host has not touched, after an eviction or where a device wrote first to pages
-    that prefer the host. No driver call distinguishes these. The last
-    prefetch of such pages is a hint, because they can have moved since.
+    certainty. From CUDA 13.4 on, the driver says where the others are: on a device, nowhere, or in
+    host memory that the host has not touched, after an eviction or where a device wrote first to
+    pages that prefer the host. No call of older drivers distinguishes these. Their last prefetch is
+    a hint, because they can have moved since.
 
     Sizes are in bytes. Bytes of a page that lie outside of the memory do not count.
     """
@@ -65,8 +75,8 @@ class Residency:
     on_host: int
     """Bytes that are on the host, those included that devices have too."""
     numa: dict[int, int] | None
-    """The bytes on the host by NUMA node. None on a machine with one node, and where this process
-    may not ask."""
+    """The bytes that the host has mapped, by NUMA node. None on a machine with one node, with
+    direct_managed_mem_access_from_host, and where this process may not ask."""
 
     def __init__(self, records: tuple[_Record, ...], hints: tuple[Device | Host, ...]) -> None:
         values = {
@@ -102,11 +112,11 @@ class Residency:
             ResidencyRun(
                 offset,
                 nbytes,
-                _WHERE[where],
+                self._where((place, hint)),
                 _EVIDENCE[evidence],
-                self._hints[hint - 1] if hint else None,
+                self._hints[hint - 1] if hint and place != _DEVICE else None,
             )
-            for offset, nbytes, where, evidence, hint in self._raw_runs()
+            for offset, nbytes, place, evidence, hint in self._raw_runs()
         )
 
     @property
@@ -119,16 +129,34 @@ class Residency:
     @property
     def last_asked_to(self) -> dict[Device | Host, int]:
         """The bytes that are not on the host by the location of their last prefetch."""
-        asked: dict[Device | Host, int] = {}
-        for _, nbytes, _, _, hint in self._raw_runs():
-            if hint:
+        return self._by_location(of_devices=False)
+
+    @property
+    def devices(self) -> dict[Device | Host, int]:
+        """The bytes that each device has, as the driver says. Empty where no device has some, and
+        with drivers older than CUDA 13.4."""
+        return self._by_location(of_devices=True)
+
+    @property
+    def nowhere(self) -> int:
+        """Bytes that no memory holds, as the driver says: pages that were never used."""
+        return sum(run[1] for run in self._raw_runs() if run[2] == _NOWHERE)
+
+    def _by_location(self, *, of_devices: bool) -> dict[Device | Host, int]:
+        found: dict[Device | Host, int] = {}
+        for _, nbytes, place, _, hint in self._raw_runs():
+            if hint and (place == _DEVICE) is of_devices:
                 location = self._hints[hint - 1]
-                asked[location] = asked.get(location, 0) + nbytes
-        return asked
+                found[location] = found.get(location, 0) + nbytes
+        return found
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain values for JSON; locations as str such as "Device(0)"."""
-        asked = self.last_asked_to.items()
+        """The result as plain values for JSON; locations as str such as "Device(0)".
+
+        With devices and nowhere where the driver said them.
+        """
+        answers = {"devices": _by_text(self.devices), "nowhere": self.nowhere}
+        answered = any(run[3] == _DRIVER for run in self._raw_runs())
         return {
             "version": 1,
             "nbytes": self.nbytes,
@@ -136,7 +164,8 @@ class Residency:
             "not_on_host": self.not_on_host,
             "fraction_on_host": self.fraction_on_host,
             "numa": None if self.numa is None else {str(node): n for node, n in self.numa.items()},
-            "last_asked_to": {str(location): nbytes for location, nbytes in asked},
+            "last_asked_to": _by_text(self.last_asked_to),
+            **(answers if answered else {}),
             "runs": [
                 run._asdict()
                 | {"last_prefetch_location": _text_or_none(run.last_prefetch_location)}
@@ -149,13 +178,18 @@ class Residency:
 
     def _text(self, *, hints: bool = True) -> str:
         """The bytes by place; with hints, also where the rest was last prefetched to."""
-        sizes = map(size_text, (self.nbytes, self.on_host, self.not_on_host))
-        text = "{}: {} on the host, {} not on the host".format(*sizes)
-        return text + self._hint_text() if hints else text
+        known = [f"{size_text(nbytes)} on {device}" for device, nbytes in self.devices.items()]
+        if self.nowhere:
+            known.append(f"{size_text(self.nowhere)} nowhere")
+        rest = self.not_on_host - self.nowhere - sum(self.devices.values())
+        if rest or not known:
+            known.append(f"{size_text(rest)} not on the host")
+        places = ", ".join([f"{size_text(self.on_host)} on the host", *known])
+        return f"{size_text(self.nbytes)}: {places}" + (self._hint_text(rest) if hints else "")
 
-    def _hint_text(self) -> str:
+    def _hint_text(self, rest: int) -> str:
         asked = {to: n for to, n in self.last_asked_to.items() if isinstance(to, Device)}
-        if list(asked.values()) == [self.not_on_host]:
+        if list(asked.values()) == [rest]:
             return f" (last asked to {next(iter(asked))})"
         texts = [f"{size_text(nbytes)} last asked to {to}" for to, nbytes in asked.items()]
         return f" ({', '.join(texts)})" if texts else ""
@@ -166,7 +200,8 @@ class Residency:
     def bar(self, width: int = 64) -> str:
         """The text, and below it a bar of the memory from its first byte to its last.
 
-        ``#`` is on the host, ``.`` is not, ``+`` is mixed. ``width`` is the number of signs, 1 to
+        ``#`` is on the host, ``.`` is not, ``+`` is mixed; where the driver says it, a digit is a
+        device, and ``_`` is nowhere. ``width`` is the number of signs, 1 to
         4096. Raises ValueError for others, TypeError unless it is an int.
         """
         if isinstance(width, bool) or not isinstance(width, int):
@@ -174,8 +209,9 @@ class Residency:
         if not 1 <= width <= 4096:
             raise ValueError(f"width must be from 1 to 4096, got {width}")
         columns = self._columns(width)
-        signs = "".join(STYLES[where].sign * count for _, count, where in columns)
-        legend = ", ".join(f"{style.sign} {style.name}" for style in _styles(columns))
+        styles = styles_of(columns)
+        signs = "".join(styles[where].sign * count for _, count, where in columns)
+        legend = ", ".join(f"{style.sign} {style.name}" for style in styles.values())
         return f"{self}\n[{signs}]  {legend}" if signs else str(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -208,7 +244,7 @@ class Residency:
     def _strip(self) -> str:
         """The strip with its legend as HTML; empty for empty memory."""
         columns = self._columns()
-        styles = {where: (style.colour, style.name) for where, style in STYLES.items()}
+        styles = {k: (style.colour, style.name) for k, style in styles_of(columns).items()}
         return html_of(columns, styles, str(self)) if columns else ""
 
     def _raw_runs(self) -> Iterator[tuple[int, int, int, int, int]]:
@@ -219,15 +255,17 @@ class Residency:
 
     def _columns(self, columns: int = COLUMNS) -> Columns[str]:
         """The strip: first column, number of columns, and their place, or "mixed"."""
-        runs = ((run[0], run[1], run[2]) for run in self._raw_runs())
-        strip = fold(runs, self.nbytes, len(_WHERE), columns)
-        return [(first, count, (*_WHERE, MIXED)[where]) for first, count, where in strip]
+        runs = (
+            (at, nbytes, (place, hint if place == _DEVICE else 0))
+            for at, nbytes, place, _, hint in self._raw_runs()
+        )
+        strip = fold(runs, self.nbytes, (len(_WHERE), 0), columns)
+        return [(first, count, self._where(kind)) for first, count, kind in strip]
 
-
-def _styles(columns: Columns[str]) -> list[Style]:
-    """The looks of the places of a strip."""
-    seen = {where for _, _, where in columns}
-    return [style for where, style in STYLES.items() if where in seen]
+    def _where(self, kind: tuple[int, int]) -> str:
+        """A place in words. With a device comes its index in the hints + 1."""
+        place, hint = kind
+        return str(self._hints[hint - 1]) if place == _DEVICE else (*_WHERE, MIXED)[place]
 
 
 def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
@@ -241,6 +279,10 @@ def _sums(all_bytes: Iterator[dict[int, int] | None]) -> dict[int, int] | None:
         for node, nbytes in each.items():
             by_node[node] = by_node.get(node, 0) + nbytes
     return by_node if known else None
+
+
+def _by_text(sizes: dict[Device | Host, int]) -> dict[str, int]:
+    return {str(location): nbytes for location, nbytes in sizes.items()}
 
 
 def _text_or_none(location: Device | Host | None) -> str | None:

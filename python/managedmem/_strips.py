@@ -29,8 +29,21 @@ class Style(NamedTuple):
 STYLES = {
     "host": Style(colours.HOST, "#", "on the host"),
     "not on host": Style(colours.UNKNOWN, ".", "not on the host"),
+    "nowhere": Style(colours.PALE, "_", "nowhere"),
     MIXED: Style(colours.MIXED, "+", "mixed"),
 }
+"""Those of all places but devices."""
+
+
+def styles_of(columns: Columns[str]) -> dict[str, Style]:
+    """The looks of the places of a strip, devices such as "Device(0)" behind the host."""
+    seen = {where for _, _, where in columns}
+    host = {"host": STYLES["host"]}
+    devices = {
+        f"Device({n})": Style(colours.DEVICES[n % 5], str(n % 10), f"on Device({n})")
+        for n in sorted(int(where[7:-1]) for where in seen - STYLES.keys())
+    }
+    return {where: style for where, style in (host | devices | STYLES).items() if where in seen}
 
 
 def fold(

@@ -1,6 +1,6 @@
-/* test_page_residency.c: the places of pages, made of the page map and of the driver's records: byte
- * for byte, with refusals of the driver and of the system, and on machines with several NUMA
- * nodes. */
+/* test_page_residency.c: the places of pages, made of the page map and of the driver's records or its
+ * answers: byte for byte, with refusals of the driver and of the system, and on machines with several
+ * NUMA nodes. */
 #include <errno.h>
 #include <stdbool.h>
 
@@ -238,6 +238,315 @@ TEST(failed_allocations_leave_nothing)
     }
     mm_memory_release(m);
 }
+
+/* --- drivers that say where pages are -------------------------------------------------------- */
+
+enum { MOST_ANSWERS = 4096 };
+
+/* Answers: answer i % count for page i of `start`; the nth call, from 0 on, has the code. */
+static struct {
+    CUdeviceptr start;
+    CUmemLocation answer[8];
+    size_t count, calls, nth;
+    CUresult code;
+} teller;
+
+static CUresult CUDAAPI
+tell(CUdeviceptr ptr, size_t size, size_t summary, size_t sampling, CUmemLocation *out)
+{
+    uint64_t page = page_size(), first = (ptr - teller.start) / page;
+
+    CHECK(summary == sampling && summary == (size < page ? size : page));
+    CHECK(ptr % page == 0 || ptr % page + size <= page);
+    CHECK(size <= MOST_ANSWERS * page);
+    if (teller.calls++ == teller.nth && teller.code != CUDA_SUCCESS) {
+        return teller.code;
+    }
+    for (uint64_t i = 0; i < (size + summary - 1) / summary; i++) {
+        out[i] = teller.answer[(first + i) % teller.count];
+    }
+    return CUDA_SUCCESS;
+}
+
+static void
+prepare_teller(const mm_memory *memory, size_t nth, CUresult code)
+{
+    memset(&teller, 0, sizeof teller);
+    teller.start = memory->start;
+    teller.answer[0] = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1);
+    teller.count = 1;
+    teller.nth = nth;
+    teller.code = code;
+    world.cu->MemGetLocationInfo = tell;
+}
+
+static void
+check_answer(const mm_range_places *places, size_t i, uint64_t size, mm_place place,
+             mm_place_evidence evidence)
+{
+    CHECK(i < places->count);
+    CHECK_EQUAL(places->run[i].size, size);
+    CHECK_EQUAL(places->run[i].place, place);
+    CHECK_EQUAL(places->run[i].evidence, evidence);
+}
+
+TEST(the_driver_tells_the_devices)
+{
+    mm_memory *m = world_allocate(64 * page_size());
+    uint64_t page = page_size();
+    mm_places places;
+    mm_status st;
+
+    world.cu->MemGetLocationInfo = world.locate;
+    store(pages_of(m, 0, 32));
+    prefetch(pages_of(m, 8, 8), 1);
+    prefetch(pages_of(m, 16, 8), 0);
+    world.log_clear();
+    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 5, 63 * page), &places, &st), &st);
+    CHECK_EQUAL(places.range[0].count, 5);
+    check_answer(&places.range[0], 0, 8 * page - 5, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    check_answer(&places.range[0], 1, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    CHECK_EQUAL(places.hint[places.range[0].run[1].hint - 1].id, 1);
+    check_answer(&places.range[0], 2, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    CHECK_EQUAL(places.hint[places.range[0].run[2].hint - 1].id, 0);
+    check_answer(&places.range[0], 3, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    check_answer(&places.range[0], 4, 31 * page + 5, MM_PLACE_NOWHERE, MM_BY_DRIVER);
+    CHECK_EQUAL(places.range[0].on_host, 16 * page - 5);
+    mm_places_free(&places);
+    CHECK_EQUAL(world_calls("cuMemRangeGetAttributes"), 0);
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+/* Of a page on a device and on the host, the emulated driver names the device. */
+TEST(a_copy_on_the_host_counts)
+{
+    mm_memory *m = world_allocate(8 * page_size());
+    mm_places places;
+    mm_status st;
+    CUmemLocation told;
+    mm_scope scope;
+
+    store(pages_of(m, 0, 8));
+    CHECK_OK(mm_range_advise(world.cu, pages_of(m, 0, 8), CU_MEM_ADVISE_SET_READ_MOSTLY, mm_host(),
+                             &st),
+             &st);
+    prefetch(pages_of(m, 0, 8), 0);
+    world.cu->MemGetLocationInfo = world.locate;
+    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+    CHECK_EQUAL(world.locate(m->start, 1, 1, 1, &told), CUDA_SUCCESS);
+    mm_scope_leave(&scope);
+    CHECK_EQUAL(told.type, CU_MEM_LOCATION_TYPE_DEVICE);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 8), &places, &st), &st);
+    CHECK_EQUAL(places.range[0].count, 1);
+    check_answer(&places.range[0], 0, 8 * page_size(), MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    mm_places_free(&places);
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+TEST(each_type_of_location_has_a_place)
+{
+    static const struct {
+        int type, id;
+        mm_place place;
+        int device;
+    } rows[] = {
+        {0, 7, MM_PLACE_NOWHERE, NONE},  {1, 0, MM_PLACE_DEVICE, 0},
+        {1, 2, MM_PLACE_NOT_HOST, NONE}, {1, -1, MM_PLACE_NOT_HOST, NONE},
+        {2, 7, MM_PLACE_HOST, NONE},     {3, 1, MM_PLACE_HOST, NONE},
+        {4, 7, MM_PLACE_HOST, NONE},     {5, -2, MM_PLACE_NOT_HOST, NONE},
+        {6, 0x101, MM_PLACE_DEVICE, 1},  {77, 0, MM_PLACE_NOT_HOST, NONE},
+    };
+    mm_memory *m = world_allocate(4 * page_size());
+    mm_places places;
+    mm_status st;
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const mm_range_places *found;
+        prepare_teller(m, 0, CUDA_SUCCESS);
+        teller.answer[0] = mm_location((CUmemLocationType)rows[i].type, rows[i].id);
+        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 4), &places, &st), &st);
+        found = &places.range[0];
+        CHECK_EQUAL(found->count, 1);
+        check_answer(found, 0, 4 * page_size(), rows[i].place, MM_BY_DRIVER);
+        CHECK_EQUAL(found->run[0].hint != 0, rows[i].device != NONE);
+        CHECK(rows[i].device == NONE || places.hint[0].id == rows[i].device);
+        CHECK_EQUAL(found->on_host, rows[i].place == MM_PLACE_HOST ? 4 * page_size() : 0);
+        mm_places_free(&places);
+    }
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+TEST(answers_are_few_at_a_time)
+{
+    mm_memory *m = world_allocate(3 * MOST_ANSWERS * page_size());
+    uint64_t page = page_size(), size = 3 * MOST_ANSWERS * page - 12;
+    mm_places places;
+    mm_status st;
+
+    prepare_teller(m, 0, CUDA_SUCCESS);
+    teller.answer[1] = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    teller.answer[2] = teller.answer[0];
+    teller.answer[3] = teller.answer[0];
+    teller.count = 4;
+    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 7, size), &places, &st), &st);
+    CHECK(teller.calls == 4 || teller.calls == 5); /* by the start's multiple of 16 MiB */
+    CHECK_EQUAL(places.range[0].count, 3 * MOST_ANSWERS / 2 + 1);
+    check_answer(&places.range[0], 0, page - 7, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(&places.range[0], 1, page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(&places.range[0], 2, 3 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    mm_places_free(&places);
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+TEST(a_driver_without_support_is_an_older_one)
+{
+    mm_memory *m = world_allocate(64 * page_size());
+    uint64_t page = page_size();
+    mm_places places;
+    mm_status st;
+
+    store(pages_of(m, 8, 8));
+    prefetch(pages_of(m, 16, 48), 1);
+    for (size_t nth = 0; nth < 2; nth++) {
+        prepare_teller(m, nth, CUDA_ERROR_NOT_SUPPORTED);
+        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
+        CHECK_EQUAL(teller.calls, nth + 1); /* it is not asked again */
+        CHECK_EQUAL(places.range[0].count, 3);
+        check_answer(&places.range[0], 0, 8 * page, nth == 0 ? MM_PLACE_NOT_HOST : MM_PLACE_DEVICE,
+                     nth == 0 ? MM_BY_PAGE_MAP : MM_BY_DRIVER);
+        check_answer(&places.range[0], 1, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+        check_answer(&places.range[0], 2, 48 * page, MM_PLACE_NOT_HOST,
+                     MM_BY_PAGE_MAP_AND_PREFETCH);
+        mm_places_free(&places);
+    }
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+/* Where the host maps pages of devices, only the driver is asked. */
+TEST(coherent_machines_need_the_driver)
+{
+    mm_memory *m = world_allocate(8 * page_size());
+    mm_pagemap_source source = fresh_source();
+    mm_places places;
+    mm_status st;
+
+    fake.nodes = "0-1\n";
+    store(pages_of(m, 0, 8));
+    world.cu->direct_host_access = true;
+    prepare_teller(m, 0, CUDA_SUCCESS);
+    teller.answer[1] = mm_host();
+    teller.count = 2;
+    CHECK_OK(read_one(&source, pages_of(m, 0, 8), &places, &st), &st);
+    CHECK_EQUAL(fake.opened, 0);
+    CHECK_EQUAL(places.range[0].count, 8);
+    check_answer(&places.range[0], 0, page_size(), MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(&places.range[0], 1, page_size(), MM_PLACE_HOST, MM_BY_DRIVER);
+    CHECK_EQUAL(places.range[0].on_host, 4 * page_size());
+    CHECK(places.range[0].node_bytes == NULL);
+    mm_places_free(&places);
+    prepare_teller(m, 0, CUDA_ERROR_NOT_SUPPORTED);
+    CHECK(read_one(&source, pages_of(m, 0, 8), &places, &st) < 0);
+    CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
+    CHECK(strstr(st.detail, "direct_managed_mem_access_from_host") != NULL);
+    CHECK_EQUAL(world.context_depth(), 0);
+    mm_places_free(&places);
+    world.cu->direct_host_access = false;
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+TEST(failed_answers_leave_nothing)
+{
+    mm_memory *m = world_allocate(64 * page_size());
+    mm_pagemap_source source = fresh_source();
+    mm_range range = part_of(m, 9, 50 * page_size());
+    mm_places places;
+    mm_status st;
+    int nth = 0, fired;
+
+    store(pages_of(m, 20, 4));
+    world.cu->MemGetLocationInfo = world.locate;
+    do {
+        int rc;
+        world.fail("*", (unsigned)++nth, 999, 0);
+        rc = read_one(&source, range, &places, &st);
+        fired = world.fail_fired();
+        world.fail_clear();
+        CHECK(rc == 0 || fired != 0);
+        CHECK(rc == 0 || (st.kind == MM_DRIVER_CALL && st.code == 999));
+        CHECK_EQUAL(fake.opened, fake.closed);
+        CHECK_EQUAL(world.context_depth(), 0);
+        mm_places_free(&places);
+    } while (fired);
+    CHECK(nth > 3); /* the inside of a page, the pages before those on the host, and behind them */
+    for (size_t call = 0; call < 3; call++) {
+        prepare_teller(m, call, CUDA_ERROR_INVALID_VALUE);
+        CHECK(read_one(&source, range, &places, &st) < 0);
+        CHECK(st.kind == MM_DRIVER_CALL && strcmp(st.function, "cuMemGetLocationInfo") == 0);
+        mm_places_free(&places);
+    }
+    for (long allocation = 1, failed = 1; failed; allocation++) {
+        long before = live_bytes();
+        int rc;
+        world.cu->MemGetLocationInfo = world.locate;
+        fail_allocation(allocation);
+        rc = read_one(&source, range, &places, &st);
+        failed = allocation_has_failed();
+        CHECK_EQUAL(rc < 0, failed != 0);
+        CHECK(!failed || st.kind == MM_NO_MEMORY);
+        mm_places_free(&places);
+        CHECK_EQUAL(live_bytes(), before);
+        CHECK(failed || allocation > 3); /* the list, the answers, the spans, the runs */
+    }
+    world.cu->MemGetLocationInfo = NULL;
+    mm_memory_release(m);
+}
+
+/* Devices whose first `pageable_devices` reach system memory; -1: the query fails. */
+static int pageable_devices;
+
+static CUresult CUDAAPI
+get_pageable(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CHECK_EQUAL(attribute, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
+    *value = device < pageable_devices;
+    return pageable_devices < 0 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+TEST(system_memory_needs_the_call_and_devices_that_reach_it)
+{
+    static const struct {
+        bool tells;
+        int pageable;
+        mm_kind kind;
+    } rows[] = {
+        {false, 2, MM_NOT_MANAGED}, {true, -1, MM_DRIVER_CALL}, {true, 0, MM_NOT_MANAGED},
+        {true, 1, MM_NOT_MANAGED},  {true, 2, MM_OK},
+    };
+    PFN_cuDeviceGetAttribute_v2000 attribute = world.cu->DeviceGetAttribute;
+    char bytes[100] = {0};
+    mm_range range = {(CUdeviceptr)(uintptr_t)bytes, sizeof bytes, 0};
+
+    world.cu->DeviceGetAttribute = get_pageable;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mm_status st = {.kind = MM_OK};
+        pageable_devices = rows[i].pageable;
+        world.cu->MemGetLocationInfo = rows[i].tells ? tell : NULL;
+        CHECK_EQUAL(mm_range_check(world.cu, &range, MM_LOCATE, &st),
+                    rows[i].kind == MM_OK ? 0 : -1);
+        CHECK_EQUAL(st.kind, rows[i].kind);
+        CHECK_EQUAL(range.allocation, 0);
+    }
+    world.cu->DeviceGetAttribute = attribute;
+    world.cu->MemGetLocationInfo = NULL;
+}
+
+/* --- systems --------------------------------------------------------------------------------- */
 
 TEST(systems_whose_page_map_says_nothing_are_refused)
 {

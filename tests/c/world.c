@@ -57,6 +57,7 @@ world_open(const char *path)
     find(library, "emu_touch", &world.touch);
     find(library, "emu_residency", &world.residency);
     find(library, "emu_uvm_disturb", &world.disturb_queue);
+    find(library, "cuMemGetLocationInfo", &world.locate);
 }
 
 void

@@ -39,6 +39,8 @@ typedef struct {
     int (*touch)(CUdeviceptr ptr, size_t size, int device, int write);
     int (*residency)(CUdeviceptr ptr, size_t size, int *type, int *id);
     int (*disturb_queue)(const char *name, unsigned int value);
+    PFN_cuMemGetLocationInfo_v13040
+        locate; /* which the emulated driver of CUDA 13.0 does not offer */
 } emulated_world;
 
 extern emulated_world world;

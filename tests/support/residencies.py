@@ -6,8 +6,8 @@ import managedmem
 from managedmem import Device
 from managedmem.typing import ResidencyRun
 
-HOST, OFF = "host", "not on host"
-MAP, HINT = "page map", "page map + prefetch"
+HOST, OFF, NOWHERE = "host", "not on host", "nowhere"
+MAP, HINT, DRIVER = "page map", "page map + prefetch", "driver"
 
 
 def store(buffer, value=1):
@@ -42,10 +42,15 @@ def check(found):
         at += run.nbytes
         check_evidence(run)
     assert sum(found.last_asked_to.values()) <= found.not_on_host
+    assert sum(found.devices.values()) + found.nowhere <= found.not_on_host
     assert found.numa is None or sum(found.numa.values()) <= found.on_host
 
 
 def check_evidence(run):
+    if run.evidence == DRIVER:
+        assert run.where in (HOST, OFF, NOWHERE) or run.where == str(run.device)
+        assert run.last_prefetch_location is None
+        return
     assert run.where in (HOST, OFF)
     assert run.where == OFF or run.last_prefetch_location is None
     to_device = isinstance(run.last_prefetch_location, Device)

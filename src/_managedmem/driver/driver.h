@@ -14,6 +14,13 @@
 #include "functions.h"
 #include "status.h"
 
+#if CUDA_VERSION < 13040
+/* Missing in the oldest supported headers. */
+typedef CUresult(CUDAAPI *PFN_cuMemGetLocationInfo_v13040)(CUdeviceptr ptr, size_t size,
+                                                           size_t summary, size_t sampling,
+                                                           CUmemLocation *locations);
+#endif
+
 enum {
     MM_DRIVER_FLOOR = 12020,  /* the first with locations as structs */
     MM_DRIVER_BATCH = 13000,  /* the first with batch and discard calls */

@@ -68,12 +68,13 @@
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
-/* NULL in drivers that lack them: from CUDA 13.0; and for the nodes of graphs under capture, which
- * newer drivers have in this form for older programs. */
+/* NULL in drivers that lack them: from CUDA 13.0 and 13.4; and for the nodes of graphs under capture,
+ * which newer drivers have in this form for older programs. */
 #define MM_OPTIONAL_FUNCTIONS(X)              \
     X(MemPrefetchBatchAsync, 13000)           \
     X(MemDiscardBatchAsync, 13000)            \
     X(MemDiscardAndPrefetchBatchAsync, 13000) \
+    X(MemGetLocationInfo, 13040)              \
     X(StreamGetCaptureInfo, 12030)            \
     X(StreamUpdateCaptureDependencies, 11030) \
     X(GraphAddMemcpyNode, 10000)              \

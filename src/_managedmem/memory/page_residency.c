@@ -1,5 +1,5 @@
-/* page_residency.c: the places of pages, from the host's page map and the driver's records of
- * prefetches. */
+/* page_residency.c: the places of pages, from the host's page map and from the driver: its answers
+ * where it has cuMemGetLocationInfo (CUDA 13.4), else its records of prefetches. */
 #include "page_residency.h"
 
 #include <assert.h>
@@ -20,7 +20,10 @@ typedef struct {
     mm_places *places;
     mm_range range;
     mm_range_places *out;
+    CUmemLocation *answers; /* of one call, MOST_ANSWERS; NULL if the driver has none */
 } place_reader;
+
+enum { MOST_ANSWERS = 4096 };
 
 static mm_span
 span_of(mm_range range)
@@ -48,7 +51,7 @@ combine(const page_evidence *evidence)
 static bool
 continues(const mm_place_run *last, const mm_place_run *run)
 {
-    return last->place == run->place && last->hint == run->hint; /* and so the evidence */
+    return last->place == run->place && last->hint == run->hint && last->evidence == run->evidence;
 }
 
 static int
@@ -58,6 +61,7 @@ append_run(mm_range_places *out, const mm_place_run *run, mm_status *st)
 
     assert(run->size > 0);
     assert(last == NULL ? run->offset == 0 : run->offset == last->offset + last->size);
+    out->on_host += run->place == MM_PLACE_HOST ? run->size : 0;
     if (last != NULL && continues(last, run)) {
         last->size += run->size;
         return 0;
@@ -72,14 +76,27 @@ append_run(mm_range_places *out, const mm_place_run *run, mm_status *st)
 
 /* Appends the pages of a span, which lies inside the range. */
 static int
-append_pages(const place_reader *reader, mm_span pages, const page_evidence *evidence,
-             mm_status *st)
+append_places(const place_reader *reader, mm_span pages, mm_place_run run, mm_status *st)
 {
-    mm_place_run run = combine(evidence);
-
     run.offset = pages.start - reader->range.start;
     run.size = pages.end - pages.start;
     return append_run(reader->out, &run, st);
+}
+
+static int
+append_pages(const place_reader *reader, mm_span pages, const page_evidence *evidence,
+             mm_status *st)
+{
+    return append_places(reader, pages, combine(evidence), st);
+}
+
+/* The part of a span up to the next multiple of `step`. */
+static mm_span
+next_part(mm_span rest, uint64_t step)
+{
+    uint64_t end = rest.start / step * step + step;
+
+    return (mm_span){rest.start, end < rest.end ? end : rest.end};
 }
 
 /* --- the last prefetch ------------------------------------------------------------------ */
@@ -136,15 +153,6 @@ query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm
     return 0;
 }
 
-/* The part of a span up to the next multiple of `step`. */
-static mm_span
-next_part(mm_span rest, uint64_t step)
-{
-    uint64_t end = rest.start / step * step + step;
-
-    return (mm_span){rest.start, end < rest.end ? end : rest.end};
-}
-
 /* Appends pages that are not mapped, with a query for each part between multiples of `step`. */
 static int
 append_by_parts(const place_reader *reader, mm_span pages, uint64_t step, mm_status *st)
@@ -163,7 +171,7 @@ append_by_parts(const place_reader *reader, mm_span pages, uint64_t step, mm_sta
 
 /* One query for all of them, if it has an answer: else one for each block of 2 MiB. */
 static int
-append_absent(const place_reader *reader, mm_span pages, mm_status *st)
+append_with_hints(const place_reader *reader, mm_span pages, mm_status *st)
 {
     enum { BLOCK = 2 << 20 };
     page_evidence evidence;
@@ -179,7 +187,7 @@ append_absent(const place_reader *reader, mm_span pages, mm_status *st)
 static bool
 is_unexplained(const mm_place_run *run)
 {
-    return run->place == MM_PLACE_NOT_HOST && run->hint == 0;
+    return run->place == MM_PLACE_NOT_HOST && run->hint == 0 && run->evidence != MM_BY_DRIVER;
 }
 
 /* The driver answers "none" both if no page was prefetched and if the pages differ; only the
@@ -190,7 +198,7 @@ ask_for_pages(const place_reader *reader, mm_status *st)
 {
     enum { MOST_PAGES = 1024 };
     mm_range_places *coarse = reader->out, exact = {.run = NULL};
-    place_reader asking = {reader->cu, reader->places, reader->range, &exact};
+    place_reader asking = {reader->cu, reader->places, reader->range, &exact, NULL};
     uint64_t bytes = 0;
     int rc = 0;
 
@@ -213,6 +221,103 @@ ask_for_pages(const place_reader *reader, mm_status *st)
     return rc;
 }
 
+/* --- the driver's answers --------------------------------------------------------------- */
+
+/* Types of locations that the oldest supported headers lack. */
+enum { TYPE_DEVICE_DOMAIN = 6 };
+
+/* A device that this process does not see is not on the host, and no more is known. */
+static mm_place_run
+answered_place(const place_reader *reader, CUmemLocation answer)
+{
+    mm_place_run run = {.place = MM_PLACE_NOT_HOST, .evidence = MM_BY_DRIVER};
+
+    switch ((int)answer.type) {
+    case CU_MEM_LOCATION_TYPE_NONE:
+        run.place = MM_PLACE_NOWHERE;
+        break;
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+        run.place = MM_PLACE_HOST;
+        break;
+    case TYPE_DEVICE_DOMAIN: /* its first byte is the device, its second the part */
+        answer = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, answer.id & 0xff);
+        /* fall through */
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        if (answer.id >= 0 && answer.id < reader->cu->device_count) {
+            run.place = MM_PLACE_DEVICE;
+            run.hint = hint_of(reader->places, answer);
+        }
+        break;
+    default:
+        break;
+    }
+    return run;
+}
+
+/* Appends pages by one call with an answer for each page, which the sample of one address makes
+ * exact. 1 if this system does not support it. */
+static int
+append_answers(const place_reader *reader, mm_span pages, mm_status *st)
+{
+    size_t size = (size_t)(pages.end - pages.start), page = mm_page_size();
+    size_t step = size < page ? size : page;
+    CUresult code;
+    int rc = 0;
+
+    assert(mm_in_scope() && size <= MOST_ANSWERS * page);
+    code = reader->cu->MemGetLocationInfo(pages.start, size, step, step, reader->answers);
+    if (code == CUDA_ERROR_NOT_SUPPORTED) {
+        return 1;
+    }
+    if (code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, "cuMemGetLocationInfo", (int)code);
+        return mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_LOCATE, st);
+    }
+    for (size_t i = 0; rc == 0 && pages.start < pages.end; i++) {
+        mm_span one = next_part(pages, page);
+        rc = append_places(reader, one, answered_place(reader, reader->answers[i]), st);
+        pages.start = one.end;
+    }
+    return rc;
+}
+
+static int
+refuse_coherent(mm_status *st)
+{
+    return mm_fail(st, MM_UNSUPPORTED,
+                   "residency() does not support devices with "
+                   "direct_managed_mem_access_from_host with this driver: the host maps pages "
+                   "there that are in device memory, so the page map does not show where they "
+                   "are, and cuMemGetLocationInfo of CUDA 13.4 is missing or does not work here");
+}
+
+/* Appends pages that the host has not mapped, or of which its page map says nothing. A part begins
+ * at a page, unless the first one does not, so that each answer is about one page. */
+static int
+append_absent(place_reader *reader, mm_span pages, mm_status *st)
+{
+    while (reader->answers != NULL && pages.start < pages.end) {
+        uint64_t page = mm_page_size();
+        mm_span part = next_part(pages, pages.start % page ? page : MOST_ANSWERS * page);
+        int rc = append_answers(reader, part, st);
+        if (rc < 0) {
+            return rc;
+        }
+        if (rc > 0) {
+            reader->answers = NULL;
+        } else {
+            pages.start = part.end;
+        }
+    }
+    if (pages.start == pages.end) {
+        return 0;
+    }
+    return reader->cu->direct_host_access ? refuse_coherent(st)
+                                          : append_with_hints(reader, pages, st);
+}
+
 /* --- ranges ----------------------------------------------------------------------------- */
 
 /* Appends the runs of a range with these mapped pages. */
@@ -230,7 +335,6 @@ append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
         if (rc == 0) {
             rc = append_pages(reader, pages, &(page_evidence){.mapped = true}, st);
         }
-        reader->out->on_host += pages.end - pages.start;
         rest.start = pages.end;
     }
     if (rc == 0 && rest.start < rest.end) {
@@ -264,6 +368,21 @@ covers(const mm_spans *mapped, mm_span pages)
            && mapped->span[0].end == pages.end;
 }
 
+/* Nothing says that a capture allows cuMemGetLocationInfo, as it allows queries of records. */
+static int
+ask_driver(place_reader *reader, const mm_spans *mapped, mm_status *st)
+{
+    mm_scope scope;
+    int rc = (reader->answers != NULL ? mm_scope_enter_relaxed
+                                      : mm_scope_enter)(&scope, reader->cu, MM_ANY_DEVICE, st);
+
+    if (rc == 0) {
+        rc = append_all(reader, mapped, st);
+        mm_scope_leave(&scope);
+    }
+    return rc;
+}
+
 /* The driver is asked only about pages that are not mapped. */
 static int
 read_places(place_reader *reader, mm_pagemap *map, mm_status *st)
@@ -271,14 +390,15 @@ read_places(place_reader *reader, mm_pagemap *map, mm_status *st)
     uint64_t page = mm_page_size(), end = mm_range_end(reader->range);
     mm_span pages = {reader->range.start / page * page, (end + page - 1) / page * page};
     mm_spans mapped = {0};
-    mm_scope scope;
-    int rc = mm_pagemap_read(map, pages, &mapped, st);
+    int rc;
 
-    if (rc == 0 && covers(&mapped, pages)) {
-        rc = append_all(reader, &mapped, st);
-    } else if (rc == 0 && (rc = mm_scope_enter(&scope, reader->cu, MM_ANY_DEVICE, st)) == 0) {
-        rc = append_all(reader, &mapped, st);
-        mm_scope_leave(&scope);
+    if (reader->cu->direct_host_access) {
+        return ask_driver(reader, &mapped, st);
+    }
+    rc = mm_pagemap_read(map, pages, &mapped, st);
+    if (rc == 0) {
+        rc = covers(&mapped, pages) ? append_all(reader, &mapped, st)
+                                    : ask_driver(reader, &mapped, st);
     }
     if (rc == 0 && mm_pagemap_has_nodes(map->source)) {
         rc = count_nodes_of(reader, &mapped, map->source, st);
@@ -295,32 +415,35 @@ check_system(const mm_driver *cu, mm_status *st)
                        "residency() needs concurrent_managed_access of every device: without it "
                        "pages move as a whole at launches, and the page map says nothing");
     }
-    if (cu->direct_host_access) {
-        return mm_fail(st, MM_UNSUPPORTED,
-                       "residency() does not support devices with "
-                       "direct_managed_mem_access_from_host yet: the host maps pages there that "
-                       "are in device memory, so the page map does not show where they are");
-    }
-    return 0;
+    return cu->direct_host_access && cu->MemGetLocationInfo == NULL ? refuse_coherent(st) : 0;
 }
 
 static int
 read_ranges(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges, mm_places *out,
             mm_status *st)
 {
+    CUmemLocation *answers = NULL;
     mm_pagemap map;
     int rc = 0;
 
-    if (check_system(cu, st) < 0 || mm_pagemap_open(&map, source, st) < 0) {
+    if (check_system(cu, st) < 0
+        || (!cu->direct_host_access && mm_pagemap_open(&map, source, st) < 0)) {
         return -1;
+    }
+    if (cu->MemGetLocationInfo != NULL) {
+        answers = malloc(MOST_ANSWERS * sizeof *answers);
+        rc = answers ? 0 : mm_fail(st, MM_NO_MEMORY, "out of host memory for places of pages");
     }
     for (size_t i = 0; rc == 0 && i < ranges->count; i++) {
         mm_range_places one = {.run = NULL};
-        place_reader reader = {cu, out, ranges->transfers[i].range, &one};
+        place_reader reader = {cu, out, ranges->transfers[i].range, &one, answers};
         rc = reader.range.size > 0 ? read_places(&reader, &map, st) : 0;
         out->range[i] = one;
     }
-    mm_pagemap_close(&map);
+    free(answers);
+    if (!cu->direct_host_access) {
+        mm_pagemap_close(&map);
+    }
     return rc;
 }
 

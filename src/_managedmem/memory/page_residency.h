@@ -7,17 +7,21 @@
 
 typedef enum {
     MM_PLACE_HOST, /* on the host, perhaps with copies on devices */
-    MM_PLACE_NOT_HOST
+    MM_PLACE_NOT_HOST,
+    MM_PLACE_NOWHERE, /* in no memory: never used */
+    MM_PLACE_DEVICE
 } mm_place;
 
-/* A page map is certain. A last prefetch is a hint: the pages can have moved since. */
-typedef enum { MM_BY_PAGE_MAP, MM_BY_PAGE_MAP_AND_PREFETCH } mm_place_evidence;
+/* A page map is certain, and so is the driver's answer. A last prefetch is a hint: the pages can
+ * have moved since. */
+typedef enum { MM_BY_PAGE_MAP, MM_BY_PAGE_MAP_AND_PREFETCH, MM_BY_DRIVER } mm_place_evidence;
 
 /* Neighbouring pages with equal evidence. Python reads these structs as "<QQBBB5x". */
 typedef struct {
     uint64_t offset, size; /* in bytes from the start of the range */
     uint8_t place, evidence;
-    uint8_t hint; /* the destination of their last prefetch: its index in the hints + 1, or 0 */
+    uint8_t hint; /* an index in the hints + 1, or 0: the device of MM_PLACE_DEVICE, or the
+                   * destination of the last prefetch */
 } mm_place_run;
 
 _Static_assert(sizeof(mm_place_run) == 24, "the struct that Python reads");
@@ -40,8 +44,9 @@ typedef struct {
     size_t hint_count;
 } mm_places;
 
-/* Reads the places of the ranges of a batch, in its order. Fails with MM_UNSUPPORTED if the page
- * map of this system does not show places. *out is to be freed also after a failure. */
+/* Reads the places of the ranges of a batch, in its order. Pages that the host has mapped are on the
+ * host; the driver is asked about the others. Fails with MM_UNSUPPORTED if the page map of this
+ * system does not show places, and the driver does not know them. *out is to be freed also after a failure. */
 MM_NODISCARD int mm_places_read(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges,
                                 mm_places *out, mm_status *st);
 

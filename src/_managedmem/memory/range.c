@@ -86,24 +86,49 @@ mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes)
            || reaches_system_memory(cu, 0, &ignored) > 0;
 }
 
+/* The first device that cannot access system memory; device_count if all can, -1 on failure. */
+static int
+first_apart(mm_driver *cu, mm_status *st)
+{
+    int device = 0, reaches = 1;
+
+    while (device < cu->device_count && (reaches = reaches_system_memory(cu, device, st)) > 0) {
+        device++;
+    }
+    return reaches < 0 ? -1 : device;
+}
+
 /* The driver discards system memory only if every device can access it. */
 static int
 check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
 {
-    for (int device = 0; device < cu->device_count; device++) {
-        int reaches = reaches_system_memory(cu, device, st);
-        if (reaches < 0) {
-            return -1;
-        }
-        if (!reaches) {
-            return mm_fail(st, MM_NOT_MANAGED,
-                           "address 0x%llx is not in a managed-memory allocation; it is system "
-                           "memory, which can only be discarded where every device has "
-                           "pageable_memory_access (Device(%d) lacks it)",
-                           (unsigned long long)range->start, device);
+    int device = first_apart(cu, st);
+
+    if (device >= 0 && device < cu->device_count) {
+        return mm_fail(st, MM_NOT_MANAGED,
+                       "address 0x%llx is not in a managed-memory allocation; it is system "
+                       "memory, which can only be discarded where every device has "
+                       "pageable_memory_access (Device(%d) lacks it)",
+                       (unsigned long long)range->start, device);
+    }
+    return device < 0 ? -1 : 0;
+}
+
+/* Such memory moves to no device, or no call tells its place. */
+static int
+check_system_query(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
+{
+    if (op == MM_LOCATE && cu->MemGetLocationInfo != NULL) {
+        int device = first_apart(cu, st);
+        if (device < 0 || device == cu->device_count) {
+            return device < 0 ? -1 : 0;
         }
     }
-    return 0;
+    return mm_fail(st, MM_NOT_MANAGED,
+                   "address 0x%llx is system memory; this needs a managed-memory allocation, "
+                   "such as managedmem.empty() makes; managedmem.asarray(array) copies an "
+                   "array to one",
+                   (unsigned long long)range->start);
 }
 
 /* The end of a message: the methods that copy this memory. */
@@ -121,12 +146,8 @@ check_system_memory(mm_driver *cu, const mm_range *range, mm_operation op, mm_st
 {
     int device = 0, reaches;
 
-    if (op == MM_QUERY) {
-        return mm_fail(st, MM_NOT_MANAGED,
-                       "address 0x%llx is system memory; this needs a managed-memory allocation, "
-                       "such as managedmem.empty() makes; managedmem.asarray(array) copies an "
-                       "array to one",
-                       (unsigned long long)range->start);
+    if (op == MM_QUERY || op == MM_LOCATE) {
+        return check_system_query(cu, range, op, st);
     }
     if (mm_discards(op)) {
         return check_system_discard(cu, range, st);
@@ -151,7 +172,7 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 {
     mm_pointer_attributes attributes;
 
-    assert(op >= MM_ADVISE && op <= MM_WAIT);
+    assert(op >= MM_ADVISE && op <= MM_LOCATE);
     if (range->size == 0) {
         return 0;
     }

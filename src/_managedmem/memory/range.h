@@ -21,7 +21,8 @@ typedef enum {
     MM_DISCARD_PREFETCH,
     MM_QUERY,
     MM_COPY,
-    MM_WAIT /* for work on memory of any kind */
+    MM_WAIT, /* for work on memory of any kind */
+    MM_LOCATE /* where pages are, of which newer drivers answer for system memory too */
 } mm_operation;
 
 /* True if the operation loses the contents of the memory. */

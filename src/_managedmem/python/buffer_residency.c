@@ -107,18 +107,19 @@ const char mm_buffer_residency_doc[] =
     "Where the pages of the buffer are now, as far as that can be known.\n"
     "\n"
     "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
-    "for each. A page counts as on the host if the host has it mapped, which is certain. The driver does\n"
-    "not report the device of a page. For pages that are not on the host, the destination of the last\n"
-    "prefetch is a hint; they can have moved since.\n"
+    "for each. A page counts as on the host if the host has it mapped, which is certain. Of the other\n"
+    "pages, a driver of CUDA 13.4 says where they are. Older ones do not report the device of a page: the\n"
+    "destination of the last prefetch is a hint; the pages can have moved since.\n"
     "\n"
     "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
     "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
     "the host can be on several NUMA nodes, up to 40 us.\n"
     "\n"
-    "Raises RuntimeError when closed, ValueError if this is not managed memory, OSError if\n"
-    "/proc/self/pagemap cannot be read, NotImplementedError where the page map does not show it: without\n"
-    "concurrent_managed_access, and with direct_managed_mem_access_from_host. Safe from every thread;\n"
-    "releases the GIL. Driver: cuMemRangeGetAttributes.";
+    "Raises RuntimeError when closed, ValueError if this is not managed memory (with CUDA 13.4, nor\n"
+    "system memory that every device can access), OSError if /proc/self/pagemap cannot be read,\n"
+    "NotImplementedError without concurrent_managed_access, and before CUDA 13.4 with\n"
+    "direct_managed_mem_access_from_host. Safe from every thread; releases the GIL.\n"
+    "Driver: cuMemGetLocationInfo, before CUDA 13.4 cuMemRangeGetAttributes.";
 
 PyObject *
 mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
@@ -131,7 +132,7 @@ mm_buffer_residency(PyObject *op, PyObject *Py_UNUSED(none))
     mm_status st;
     int rc;
 
-    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
+    if (mm_buffer_enter(b, MM_LOCATE, NULL, &use) < 0) {
         return NULL;
     }
     mm_batch_one(&ranges, use.range, mm_host());
@@ -151,12 +152,13 @@ const char mm_residency_doc[] =
     "Parameters\n"
     "----------\n"
     "targets : target or sequence of targets\n"
-    "    As for advise(), in managed memory.\n"
+    "    As for advise(), in managed memory; with CUDA 13.4 also in system memory that every device can\n"
+    "    access.\n"
     "\n"
     "Returns one Residency. Of several targets it has the sums, and in parts the Residency of each; a\n"
     "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
     "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
-    "Driver: cuMemRangeGetAttributes, cuPointerGetAttributes.";
+    "Driver: cuMemGetLocationInfo, cuMemRangeGetAttributes, cuPointerGetAttributes.";
 
 PyObject *
 mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -170,7 +172,7 @@ mm_residency(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
     int rc;
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
-        || mm_targets_read(state, argv[0], MM_QUERY, &t) < 0) {
+        || mm_targets_read(state, argv[0], MM_LOCATE, &t) < 0) {
         return NULL;
     }
     rc = mm_targets_enter(&t, NULL, &st);
