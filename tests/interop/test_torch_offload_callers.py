@@ -141,12 +141,16 @@ class TestGradients:
         monkeypatch.setattr(_offload_hooks.Places, "_places", removed)
         model(inputs)
 
-    def test_without_the_optimizer_there_is_a_warning(self, on):
+    @pytest.mark.parametrize(
+        ("read_only", "words"),
+        [(False, r"offload\(\) was given no optimizer"), (True, "a step would be lost")],
+    )
+    def test_without_the_optimizer_there_is_a_warning(self, read_only, words, on):
         model = layers(4, on=on)
-        with mt.offload(model, DEVICE, budget=2 * LAYER) as handle:
+        with mt.offload(model, DEVICE, budget=2 * LAYER, read_only=read_only) as handle:
             loss = model(batch(handle)).sum()
             torch.autograd.grad(loss, model[0].weight)  # which nobody keeps
-            with pytest.warns(UserWarning, match="offload\\(\\) was given no optimizer") as seen:
+            with pytest.warns(UserWarning, match=words) as seen:
                 for _ in range(2):
                     model.zero_grad()
                     model(batch(handle)).sum().backward()

@@ -70,6 +70,10 @@ _NO_OPTIMIZER = (
     "device, outside of the budget, and the device writes parameters page by page. Pass "
     "optimizer=... to offload()"
 )
+_READ_ONLY = (
+    "{!r} has a gradient, but the module is offloaded with read_only=True: a step would be lost, "
+    "and torch counts no write of a fused optimizer. Pass optimizer=... in place of read_only=True"
+)
 _BREAKS = (
     "managedmem.torch.offload() loads the parameters of a module between two graphs, because its "
     "arguments or its output have no tensor: compile without fullgraph=True, or with a budget that "
@@ -242,11 +246,12 @@ def _in_functional_call() -> bool:
 class Places:
     """Owners of streamed tensors, to warn once when offload() cannot stream them."""
 
-    def __init__(self, has_optimizer: bool) -> None:
+    def __init__(self, has_optimizer: bool, read_only: bool) -> None:
         self._owners: dict[int, tuple[dict[str, nn.Parameter | None], str]] = {}
         self._parts: dict[int, list[_Place]] = {}  # by the id of a part
         self._watches_places = True  # until it has warned
         self._watches_gradients = not has_optimizer
+        self._has_gradient = _READ_ONLY if read_only else _NO_OPTIMIZER
 
     def know(self, model: nn.Module) -> None:
         """Learn which modules own the parameters, before note()."""
@@ -291,7 +296,7 @@ class Places:
                 tensor = place.tensor
                 if tensor.is_leaf and tensor.grad is not None and self._watches_gradients:
                     self._watches_gradients = False
-                    warnings.warn(_NO_OPTIMIZER.format(place.name), stacklevel=2)
+                    warnings.warn(self._has_gradient.format(place.name), stacklevel=2)
                     return
 
     def stop(self) -> None:

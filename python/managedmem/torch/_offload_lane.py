@@ -90,7 +90,7 @@ class DeviceLane:
         self.data_hooks: list[RemovableHandle] = []
         self.frames: _Frames | None = None
         self.versions = Versions()
-        self.places = Places(optimizer is not None)
+        self.places = Places(optimizer is not None, read_only)
         self.announcer = Announcer(target, self.groups, self.versions, self.places, read_only)
         self.gradient_room: GradientRoom | None = None
         self.final: dict[str, int] | None = None
