@@ -23,12 +23,12 @@ def _library(name: str, requirement: str) -> Any:
         raise ImportError(f"{name}() needs {requirement}", name=name) from None
 
 
-def _refuse_emulated(name: str) -> None:
+def _refuse_emulated(name: str, buffer: ManagedBuffer) -> None:
     if _driver_info()["emulated"]:
-        raise RuntimeError(
-            f"{name} cannot use memory of the emulated driver on a GPU, because it is host memory: "
-            'use buf.numpy() or buf.torch("cpu")'
-        )
+        way = 'buf.numpy() or buf.torch("cpu")'
+        if not buffer.is_host_accessible:
+            way = "a copy: copy_from(buf) of managedmem.empty_like(buf)"
+        raise RuntimeError(f"{name} cannot use memory of the emulated driver on a GPU: use {way}")
 
 
 def _own_device(buffer: ManagedBuffer) -> int | None:
@@ -77,7 +77,7 @@ def _torch_tensor(torch: Any, buffer: ManagedBuffer, device: Any, stream: Any) -
         return torch.from_dlpack(buffer.__dlpack__(dl_device=(CPU, 0)))
     if target.type != "cuda":
         raise ValueError(f"device must be a CUDA device or the CPU, got {target}")
-    _refuse_emulated("torch")
+    _refuse_emulated("torch", buffer)
     ordinal = torch.cuda.current_device() if target.index is None else target.index
     if stream is not None:
         _synchronize(buffer, stream, False)
@@ -88,7 +88,7 @@ def _torch_tensor(torch: Any, buffer: ManagedBuffer, device: Any, stream: Any) -
 
 def to_cupy(buffer: ManagedBuffer, stream: Any) -> Any:
     cupy = _library("cupy", CUPY)
-    _refuse_emulated("CuPy")
+    _refuse_emulated("CuPy", buffer)
     own = _own_device(buffer)
     ordinal = cupy.cuda.runtime.getDevice() if own is None else own
     if stream is not None:

@@ -9,6 +9,7 @@ import itertools
 import numpy
 import pytest
 
+import managedmem
 from constants import EMULATED, MIB, PAGE
 from contents import pattern
 from kernels import Sources, read_by_device, write_by_device
@@ -60,6 +61,19 @@ def other():
 def without_room(working, stream):
     """Uses of other groups, which take all frames."""
     return [working.add(layer(0)).use(stream=stream) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("read", "error"), [(memoryview, BufferError), (lambda array: array.numpy(), ValueError)]
+)
+def test_the_host_reads_copies_of_frames(read, error, groups, stream):
+    with groups[3].use(stream=stream, access="read") as use:
+        with pytest.raises(error, match=r"copy_from\(buf\) of managedmem.empty_like\(buf\)"):
+            read(use.arrays[0])
+        copy = managedmem.empty_like(use.arrays[0])
+        copy.copy_from(use.arrays[0], stream=stream)
+    stream.sync()
+    assert bytes(copy) == pattern(SIZE, 3)
 
 
 # --- what moves -----------------------------------------------------------------------------

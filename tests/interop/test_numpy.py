@@ -216,7 +216,7 @@ class TestRefused:
     def test_device_memory(self):
         with device_memory(PAGE) as pointer:
             wrapped = ManagedBuffer.from_handle(pointer, PAGE)
-            with pytest.raises(ValueError, match="managed-memory allocation"):
+            with pytest.raises(ValueError, match="plain device memory; copy_from"):
                 wrapped.numpy()
 
     @pytest.mark.parametrize("emulated", [None, "pageable=1"])

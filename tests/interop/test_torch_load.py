@@ -257,6 +257,8 @@ class TestBadFiles:
             mt.load_file(index)
 
     def test_folders(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="snapshot_download"):
+            mt.load_file("someone/model")
         with pytest.raises(FileNotFoundError, match="no file whose name ends in"):
             mt.load_file(tmp_path)
         for name in "ab":

@@ -69,6 +69,11 @@ def stamp(file: int) -> tuple[int, ...]:
 def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
     """The tensors of a file, of the files that an index names, or of those in a folder."""
     chosen = Path(os.fspath(path))
+    if not chosen.exists():
+        raise FileNotFoundError(
+            f"{chosen} is no file or folder of this machine; the name of a model on a hub is not "
+            "one: huggingface_hub.snapshot_download(name) returns its folder"
+        )
     if chosen.is_dir():
         chosen = _file_in(chosen)
     if not chosen.name.endswith(".json"):

@@ -280,8 +280,8 @@ class Offload(Handle):
             else "nothing is streamed to"
         )
         warnings.warn(
-            f"{start} {lane.target.device}: kernels read them over the bus. The budget of "
-            f"{self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
+            f"{start} {lane.target.device}: kernels read such parameters over the bus. The budget "
+            f"of {self._budget:,} bytes leaves {lane.plan.frames:,} for frames, and the largest "
             f"block, {_name(large[-1])}, has {large[-1].nbytes:,}: give a larger budget",
             stacklevel=stacklevel,
         )

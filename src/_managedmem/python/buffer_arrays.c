@@ -28,8 +28,11 @@ find_read_operation(mm_buffer *b, mm_operation *out)
     if (mm_buffer_query(b, &attributes, &cu) < 0) {
         return -1;
     }
-    if (attributes.managed || attributes.type == CU_MEMORYTYPE_DEVICE) {
+    if (attributes.managed) {
         return 0;
+    }
+    if (attributes.type == CU_MEMORYTYPE_DEVICE) {
+        return mm_refuse_device_memory(b, PyExc_ValueError);
     }
     *out = MM_WAIT;
     if (mm_prepare_host_access(b, cu, &held) < 0) {

@@ -200,11 +200,13 @@ refuse_unknown(mm_buffer *b)
 int
 mm_refuse_device_memory(const mm_buffer *b, PyObject *error)
 {
-    /* Wrapped memory of a device is not copied here. */
+    /* copy_to() takes no wrapped memory of a device, such as a frame of a WorkingSet. */
     bool copied = b->memory->device != MM_ANY_DEVICE;
 
-    PyErr_Format(error, "the host cannot reach the memory at %p: it is plain device memory%s",
-                 (void *)(uintptr_t)b->start, copied ? "; buf.copy_to(array) reads it" : "");
+    PyErr_Format(error,
+                 "the host cannot reach the memory at %p: it is plain device memory; %s reads it",
+                 (void *)(uintptr_t)b->start,
+                 copied ? "buf.copy_to(array)" : "copy_from(buf) of managedmem.empty_like(buf)");
     return -1;
 }
 
