@@ -240,6 +240,18 @@ class TestReplicate:
             assert third[0].weight.data_ptr() == second[0].weight.data_ptr()
             assert_same_module(third, second)
 
+    def test_of_modules_that_are_offloaded_one_by_one(self, model, tmp_path):
+        both = nn.Sequential(model, layers())
+        mt.save_file(both[1], tmp_path / "second.safetensors")
+        mt.load_model(both[1], tmp_path / "second.safetensors", device=DEVICE)
+        homes = [p.data_ptr() for p in both.parameters()]
+        with mt.offload(both[0], DEVICE, budget=BUDGET, read_only=True):
+            with mt.offload(both[1], DEVICE, budget=BUDGET, read_only=True):
+                assert [p.data_ptr() for p in mt.replicate(both).parameters()] == homes
+            with mt.offload(both[1], DEVICE, budget=BUDGET):
+                with pytest.raises(ValueError, match="is offloaded without read_only=True"):
+                    mt.replicate(both)
+
     def test_parameters_that_are_written_have_one_module(self, model):
         second = mt.replicate(model)
         with mt.offload(model, DEVICE, budget=BUDGET, read_only=True):

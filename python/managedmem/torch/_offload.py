@@ -637,8 +637,8 @@ def before_offload(module: nn.Module) -> dict[int, tuple[Tensor | None, torch.de
 
     ValueError for a module whose parameters may be written: what was kept is old.
     """
-    handles = [h for each in module.modules() if (h := Offload.of(each)) is not None]
-    lanes = [lane for handle in handles[:1] for lane in handle._lanes]
+    handles = {h: None for each in module.modules() if (h := Offload.of(each)) is not None}
+    lanes = [lane for handle in handles for lane in handle._lanes]
     if not all(lane.read_only for lane in lanes):
         raise ValueError("the module is offloaded without read_only=True: call remove() first")
     found: dict[int, tuple[Tensor | None, torch.device]] = {}
