@@ -17,6 +17,7 @@ from managedmem import _managedmem
 
 VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 STRIDE = 1_000_000  # between the numbers of two files' processes and rows
+ARROWS = 1 << 32  # between those of arrows: numbers, as Perfetto reads text as hexadecimal digits
 
 
 def rank_of_process() -> int | None:
@@ -103,7 +104,7 @@ def moved(
             if "ts" in event:
                 event["ts"] = round(event["ts"] + shift, 3)
             if "id" in event:
-                event["id"] = f"{number}.{event['id']}"
+                event["id"] += number * ARROWS
             yield event
             if event["name"] == "process_name":
                 order = header["otherData"].get("rank")
