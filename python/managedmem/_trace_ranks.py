@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,9 @@ def merge(paths: Sequence[str], target: str) -> None:
     """
     headers = [header_of(path) for path in paths]
     first = headers[0]
-    part = f"{target}.part"
+    part = Path(target).with_name(f".{secrets.token_hex(8)}.tmp")  # nobody else's
     try:
-        with open(part, "w", encoding="utf-8") as file:
+        with part.open("x", encoding="utf-8") as file:
             whole = {key: first[key] for key in ("displayTimeUnit", "baseTimeNanoseconds")}
             whole["otherData"] = {"files": [header["otherData"] for header in headers]}
             file.write(f'{json.dumps(whole)[:-1]},"traceEvents":[\n')
@@ -69,7 +70,7 @@ def merge(paths: Sequence[str], target: str) -> None:
             file.write("\n]}\n")
         os.replace(part, target)
     finally:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def header_of(path: str) -> dict[str, Any]:

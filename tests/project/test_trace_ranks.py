@@ -159,13 +159,22 @@ def test_what_is_no_trace_leaves_the_target(folder, text, error):
     assert (status, out) == (1, "")
     assert said.startswith("merge: ") and error in said, said
     assert target.read_text() == "as before"
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob(".*.tmp"))
 
 
 def test_the_target_can_be_one_of_the_files(folder):
     (folder / "mine.json").write_text((folder / "events-0.json").read_text())
     assert merged("mine.json", "mine.json", "events-1.json", cwd=folder)[0] == 0
     assert len(named(read(folder / "mine.json"), "process_name")) == 2
+
+
+def test_a_file_beside_the_target_stays(folder):
+    """The file that is written first has the name of no other one."""
+    beside = folder / "beside.json.part"
+    beside.write_text(text := (folder / "events-0.json").read_text())
+    assert merged("beside.json", "beside.json.part", "events-1.json", cwd=folder)[0] == 0
+    assert len(named(read(folder / "beside.json"), "process_name")) == 2
+    assert beside.read_text() == text
 
 
 def test_merging_needs_no_driver(folder):
