@@ -75,12 +75,11 @@ def merge(paths: Sequence[str], target: str) -> None:
 
 def header_of(path: str) -> dict[str, Any]:
     """What a file says of its trace."""
-    with open(path, encoding="utf-8") as file:
-        line = file.readline(1 << 20)
     try:
-        header: dict[str, Any] = json.loads(f"{line}]}}")
-        header["baseTimeNanoseconds"], header["otherData"]["clock"]
-    except (ValueError, KeyError, TypeError):
+        with open(path, encoding="utf-8") as file:
+            header: dict[str, Any] = json.loads(f"{file.readline(1 << 20)}]}}")
+        header["baseTimeNanoseconds"] + 0, header["displayTimeUnit"], header["otherData"]["clock"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path} is no file of to_chrome_trace()") from None
     return header
 
@@ -99,13 +98,12 @@ def moved(
             end = line.strip()
             if not end.startswith("{"):
                 continue
-            event: dict[str, Any] = json.loads(end.removesuffix(","))
-            event["pid"] += number * STRIDE
-            event["tid"] += number * STRIDE
-            if "ts" in event:
-                event["ts"] = round(event["ts"] + shift, 3)
-            if "id" in event:
-                event["id"] += number * ARROWS
+            try:
+                event = renumbered(json.loads(end.removesuffix(",")), number, shift)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ValueError(
+                    f"{path} has an event that is none of to_chrome_trace(): {end[:60]!r}"
+                ) from None
             yield event
             if event["name"] == "process_name":
                 order = header["otherData"].get("rank")
@@ -113,3 +111,14 @@ def moved(
                 yield {**event, "name": "process_sort_index", "args": place}
     if end != "]}":
         raise ValueError(f"{path} has no end: it is not written yet, or cut off")
+
+
+def renumbered(event: dict[str, Any], number: int, shift: float) -> dict[str, Any]:
+    """An event with the numbers and the time that it has in the file of all."""
+    found = {**event, "name": event["name"], "pid": event["pid"] + number * STRIDE}
+    found["tid"] = event["tid"] + number * STRIDE
+    if "ts" in event:
+        found["ts"] = round(event["ts"] + shift, 3)
+    if "id" in event:
+        found["id"] = event["id"] + number * ARROWS
+    return found

@@ -14,6 +14,9 @@ import managedmem
 pytestmark = pytest.mark.emulator_only
 
 PARENT = str(Path(managedmem.__file__).resolve().parents[1])
+HEADER = (
+    '{"displayTimeUnit":"ms","baseTimeNanoseconds":5,"otherData":{"clock":"c"},"traceEvents":[\n'
+)
 PROGRAM = """
 import ctypes, sys, managedmem
 device = managedmem.Device(int(sys.argv[1]))
@@ -146,6 +149,12 @@ def test_a_file_without_a_rank_is_merged_too(folder):
         ("", "no file of to_chrome_trace()"),
         ('{"traceEvents":[\n', "no file of to_chrome_trace()"),
         ("half", "has no end"),
+        (HEADER.replace("5", '"5"'), "no file of to_chrome_trace()"),
+        (HEADER.replace("displayTimeUnit", "unit"), "no file of to_chrome_trace()"),
+        ("[" * 100_000, "no file of to_chrome_trace()"),
+        (HEADER + '{"ph":"X"}\n]}\n', 'none of to_chrome_trace(): \'{"ph":"X"}\''),
+        (HEADER + '{"ph":"X",\n]}\n', "none of to_chrome_trace(): "),
+        (HEADER + "\udcff", "no file of to_chrome_trace()"),
     ],
 )
 def test_what_is_no_trace_leaves_the_target(folder, text, error):
@@ -153,7 +162,8 @@ def test_what_is_no_trace_leaves_the_target(folder, text, error):
     wrong.unlink(missing_ok=True)
     if text is not None:
         whole = (folder / "events-0.json").read_text()
-        wrong.write_text(whole[: whole.rindex("\n]}")] if text == "half" else text)
+        text = whole[: whole.rindex("\n]}")] if text == "half" else text
+        wrong.write_bytes(text.encode(errors="surrogateescape"))
     target.write_text("as before")
     status, out, said = merged("kept.json", "events-1.json", "wrong.json", cwd=folder)
     assert (status, out) == (1, "")
