@@ -329,6 +329,7 @@ def an_error_of_one_is_raised_in_all(rank, folder):
         (OSError, ranks_module, "_memory_file"),
         (OSError, ranks_module, "_mapped"),
         (KeyboardInterrupt, load, "_fill"),
+        (MemoryError, load, "tensor_at"),
     ]
     for kind, owner, name in broken:
         for victim in (0, 1) if name != "_memory_file" else (0,):
@@ -341,7 +342,7 @@ def an_error_of_one_is_raised_in_all(rank, folder):
                 mt.load_model(model, path, group=world)
             assert model.first.weight.is_meta
             assert_nothing_left()
-    for name in ("_copy", "_compared"):
+    for name in ("_place", "_copy", "_compared"):
         mine = made()
         memory = mine.first.weight.data_ptr()
         new = fail(OSError, "here") if rank == 1 else getattr(share, name)

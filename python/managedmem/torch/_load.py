@@ -313,11 +313,14 @@ def _read(wanted: _Wanted, ranks: Alone) -> dict[str, Tensor]:
         return {e.name: torch.empty(e.shape, dtype=d) for e, d in zip(entries, dtypes, strict=True)}
     ranks.agree(lambda: check_room(used))
     slab = ranks.host_memory(used, wanted.device)
-    tensors = [
-        tensor_at(slab, offset, entry.shape, dtype)
-        for entry, offset, dtype in zip(entries, offsets, dtypes, strict=True)
-    ]
-    ranks.agree(lambda: _fill(entries, tensors, ranks))
+    tensors: list[Tensor] = []
+
+    def fill() -> None:
+        places = zip(entries, offsets, dtypes, strict=True)
+        tensors.extend(tensor_at(slab, at, entry.shape, dtype) for entry, at, dtype in places)
+        _fill(entries, tensors, ranks)
+
+    ranks.agree(fill)
     ranks.agree(slab.lock)
     return {entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)}
 

@@ -76,9 +76,13 @@ def share_memory(
         return 0
     with torch.inference_mode(False), torch.no_grad():
         slab = ranks.host_memory(_bytes_of(found), chosen[0])
-        _place(found, slab)
         pairs = list(zip(found, sources, strict=True))
-        ranks.agree(lambda: _copy([each for each, source in pairs if source == ranks.rank]))
+
+        def copy_mine() -> None:
+            _place(found, slab)
+            _copy([each for each, source in pairs if source == ranks.rank])
+
+        ranks.agree(copy_mine)
         others = [each for each, source in pairs if source != ranks.rank and not each.is_meta]
         _check_contents(ranks, found, ranks.agree(lambda: _compared(ranks, found, others)))
         ranks.agree(slab.lock)
