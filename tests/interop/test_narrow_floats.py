@@ -292,3 +292,12 @@ def test_working_sets_take_tensors(name, torch):
             copied.copy_from(use.arrays[0])
             Device(0).sync()
     assert contents(copied) == tensor.view(torch.uint8).numpy().tobytes()
+
+
+@every_name
+def test_a_closed_buffer_says_so(name):
+    """Not that it has no format."""
+    buf = managedmem.empty(2, dtype=name)
+    buf.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        memoryview(buf)

@@ -52,6 +52,9 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
         PyErr_SetString(PyExc_BufferError, "the memory is read-only, as its owner is");
         return -1;
     }
+    if (mm_buffer_check_open(b) < 0) {
+        return -1;
+    }
     if ((flags & PyBUF_FORMAT) && mm_is_plain_bytes(b->dtype)) { /* NumPy then calls __array__() */
         PyErr_Format(
             PyExc_BufferError,
@@ -60,7 +63,7 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
             b->dtype->name, mm_dtype_bits(b->dtype));
         return -1;
     }
-    if (mm_buffer_check_open(b) < 0 || export_to_host(b, &held) < 0) {
+    if (export_to_host(b, &held) < 0) {
         return -1;
     }
     view->obj = Py_NewRef(op);
