@@ -7,6 +7,7 @@ import pytest
 
 from constants import PAGE
 from frames_operations import memory_file
+from managedmem import Device
 from managedmem._managedmem import _Frames, _Slab
 
 SLABS = {
@@ -27,7 +28,7 @@ SLABS = {
     "a file of a device that is no number": lambda: _Slab.of_file("0", 1),
     "a file that is not open": lambda: _Slab.of_file(0, 1 << 20),
     "a reader that is no number": lambda: _Slab(0, PAGE, True).add_reader("1"),
-    "a reader that is no device": lambda: _Slab(0, PAGE, True).add_reader(63),
+    "a reader that is no device": lambda: _Slab(0, PAGE, True).add_reader(Device.count()),
     "memory of a device": lambda: _Slab(0, PAGE, False).fill(0, 1, b"1"),
 }
 FRAMES = {

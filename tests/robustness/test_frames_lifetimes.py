@@ -127,3 +127,18 @@ use(0)
 frames.settle(stream.handle)
 stream.sync()
 """)
+
+
+def test_freeing_a_home_waits_for_its_readers():
+    run("""
+waits = []
+for reader in (None, 1):
+    shared = _Slab(0, SIZE, True)
+    shared.lock()
+    if reader is not None:
+        shared.add_reader(reader)
+    with emulator.recording() as calls:
+        del shared
+    waits.append([call.name for call in calls].count("cuCtxSynchronize"))
+assert waits == [1, 2], waits
+""")

@@ -94,9 +94,7 @@ slab_of_file(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *
         || (file = PyObject_AsFileDescriptor(argv[FILE])) < 0 || mm_open(state) == NULL) {
         return NULL;
     }
-    Py_BEGIN_ALLOW_THREADS
     slab = mm_slab_of_file((int)device, file, &st);
-    Py_END_ALLOW_THREADS
     return slab != NULL ? wrap_slab((PyTypeObject *)type, slab) : mm_raise(state, &st);
 }
 
@@ -169,7 +167,7 @@ slab_add_reader(PyObject *op, PyObject *value)
         return NULL;
     }
     mm_slab_add_reader(slab_of(op)->slab, (int)device);
-    return Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
 /* Bytes of another library's array, as they lie in memory. */
