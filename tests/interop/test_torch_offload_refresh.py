@@ -576,7 +576,7 @@ def test_dropped_models_are_freed(on):
     assert inner() is None
 
 
-@pytest.mark.filterwarnings("ignore:.* kernels read them over the bus")
+@pytest.mark.filterwarnings("ignore:.* kernels read such parameters over the bus")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_changes(seed, on):
     chance = random.Random(seed)
