@@ -721,6 +721,19 @@ class TestWhileItIsOn:
             assert hooks_of(model) == 0, (name, nth)
             assert_same_module(model, original)
 
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("refused", [False, True])
+    def test_ordinary_memory_passes_through_page_locked_memory(self, monkeypatch, refused):
+        monkeypatch.setattr("managedmem.torch._offload_places._STAGED", 1000)
+        model, original = layers(4), layers(4)
+        if refused:
+            emulator.fail("cuMemHostRegister", nth=1)
+        with emulator.recording() as calls:
+            handle = mt.offload(model, DEVICE, budget=1 << 20)
+        assert [call.name for call in calls].count("cuMemHostRegister") == 1
+        assert handle.stats()["resident"] == 4 * LAYER
+        assert_same_module(model, original)
+
     def test_the_memory_of_before_is_let_go(self):
         class Bytes(bytearray):
             """A bytearray with weak references."""

@@ -299,11 +299,17 @@ def _as_bytes(place: ManagedBuffer, device: torch.device) -> Tensor:
 
 def _fill(base: Tensor, block: _Block) -> None:
     """Copy the contents of a block to its new place."""
+    for new, old in _copies_of(base, block):
+        new.copy_(old)
+
+
+def _copies_of(base: Tensor, block: _Block) -> Iterator[tuple[Tensor, Tensor]]:
+    """The bytes of a block at its new place, each piece with what it had."""
     for piece in block.pieces:
-        source = torch.empty(0, dtype=torch.uint8, device=piece.storage.device)
+        old = torch.empty(0, dtype=torch.uint8, device=piece.storage.device)
         size = piece.end - piece.start
-        source.set_(piece.storage, piece.start - piece.storage.data_ptr(), (size,), (1,))
-        base[piece.start - block.start :][:size].copy_(source)
+        old.set_(piece.storage, piece.start - piece.storage.data_ptr(), (size,), (1,))
+        yield base[piece.start - block.start :][:size], old
 
 
 def _wait_for(block: _Block) -> None:

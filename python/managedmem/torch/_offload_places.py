@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
-from managedmem import Device, ManagedBuffer
+from managedmem import CUDAError, Device, ManagedBuffer
 from managedmem._managedmem import _Slab
-from managedmem.torch._moving import _SKEW, _Block, _fill, _on, _swap
+from managedmem.torch._moving import _SKEW, _Block, _copies_of, _fill, _on, _swap
 from managedmem.torch._offload_frames import Span
 
 ALIGNMENT = 512  # of the starts of blocks, as torch's own allocators have it
 _COMPARED = 16 << 20  # bytes at once
+_STAGED = 16 << 20  # bytes at once, in each half of the memory through which others pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Moved:
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     shared: _Slab | None = None  # where it was, if other processes have that memory too
 
+    def is_ordinary(self) -> bool:
+        """True for a block that was in memory of the host which no driver knows."""
+        return self.origin.type == "cpu" and not self.pinned and not self.kept
+
     def tensors(self) -> Iterator[Tensor]:
         """Its tensors that still lie in it."""
         memory = self.base.untyped_storage()._cdata
@@ -119,10 +125,34 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
         return []
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
     moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
+    staged = [entry for entry in moved if entry.is_ordinary()]
+    if sum(entry.base.numel() for entry in staged) < 4 * _STAGED or not _stage(staged, target):
+        staged = []
     for entry in moved:
-        _fill(entry.base, entry.block)
+        if entry not in staged:
+            _fill(entry.base, entry.block)
     _change(moved, target)
     return moved
+
+
+def _stage(moved: list[Moved], target: Target) -> bool:
+    """Fill blocks on the device from ordinary memory of the host, through page-locked memory.
+
+    The driver copies ordinary memory at a quarter of the rate. False if there is no such memory.
+    """
+    try:
+        slab, offsets = host_memory(target, [_STAGED, _STAGED])
+    except (CUDAError, MemoryError):
+        return False
+    halves = cycle(Span(slab, start, _STAGED).tensor(torch.device("cpu")) for start in offsets)
+    for entry in moved:
+        for new, old in _copies_of(entry.base, entry.block):
+            for to, chunk in zip(new.split(_STAGED), old.split(_STAGED), strict=True):
+                half = next(halves)[: chunk.numel()].copy_(chunk)
+                target.wait()  # for the copy of the other half
+                to.copy_(half, non_blocking=True)
+    target.wait()
+    return True
 
 
 def home_of(blocks: list[_Block]) -> tuple[_Slab, int] | None:
