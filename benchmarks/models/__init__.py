@@ -83,8 +83,9 @@ GROUPS = {
         "Two ranks of torch.distributed",
         "Two GPUs of one machine; on the emulated driver, two processes with gloo. PSS counts"
         " memory that ranks share once; less available is what the system has less, page-locked"
-        " memory included. AdamW; of shards, an eighth of the state is in the budget, under"
-        " DistributedDataParallel an eighth of parameters, gradients and state. CPUOffloadPolicy"
+        " memory included. AdamW; under fully_shard, the budget is a part of the state, under"
+        " DistributedDataParallel an eighth of parameters, gradients and state, beside which its"
+        " buckets hold the gradients, as views or once more. CPUOffloadPolicy"
         " steps on the CPU, fused and with all its cores, or with one thread. Ranks are killed at"
         " random points, in several jobs at once.",
     ),

@@ -34,7 +34,7 @@ from .process import Found, in_fork, rows_of, share_of
 from .ranks import WORLD, Process, Rank, Work
 
 NEED = (52 * GIB, 24 * GIB)  # of each device and of the host, at full size
-SECONDS = 188.0  # of all
+SECONDS = 215.0  # of all
 LEAST = 5.0  # seconds with which a contender still begins
 SPARE = 20.0  # seconds that are left for a contender which may be missing
 ROUNDS = 5
@@ -241,18 +241,7 @@ class Weights:
                 yield Row(f"{contest.title}: numbers", {}, "x", row.note or "none", row.failed)
             else:
                 yield row
-        for name in ("offload()", "copies"):
-            rates = found["ours"].get("rates", {})
-            results = {
-                key.partition("@")[2]: Result.of(each)
-                for key, each in rates.items()
-                if key.startswith(name)
-            }
-            if results and all(each.median for each in results.values()):
-                alone = [each.median for who, each in results.items() if who != "both"]
-                times = results["both"].median * len(alone) / sum(alone)
-                note = f"both in times one: {times:.2f}"
-                yield Row(f"{contest.title}: rate, {name}", results, "GB/s", note)
+        yield from rows_of_rates(contest.title, found["ours"])
 
 
 def rates(rank: Rank, name: str, move: Callable[[], int]) -> dict[str, list[float]]:
@@ -272,6 +261,18 @@ def rates(rank: Rank, name: str, move: Callable[[], int]) -> dict[str, list[floa
     return found
 
 
+def rows_of_rates(title: str, found: Found) -> Iterator[Row]:
+    """A row for each name of rates."""
+    figures: dict[str, dict[str, Result]] = {}
+    for key, each in found.get("rates", {}).items():
+        name, _, who = key.partition("@")
+        figures.setdefault(name, {})[who] = Result.of(each)
+    for name, results in figures.items():
+        alone = [each.median for who, each in results.items() if who != "both"]
+        times = results["both"].median * len(alone) / (sum(alone) or 1.0)
+        yield Row(f"{title}: rate, {name}", results, "GB/s", f"both in times one: {times:.2f}")
+
+
 def weights(course: Course) -> Iterator[Row]:
     """4 GiB, in the page cache."""
     files = Files(Place(course.tiny, course.share), str(course.folder))
@@ -284,6 +285,68 @@ def weights(course: Course) -> Iterator[Row]:
     contest = Contest(title, contenders, ("private copies",), work.look)
     yield from work.rows(contest, course.run(contest))
     files.path.unlink(missing_ok=True)
+
+
+# --- what the machine and managed memory cost ----------------------------------------------
+
+
+def moved(rank: Rank) -> Found:
+    """A sum of all ranks over memory of each kind, and copies in both directions at once."""
+    nbytes = 1 << 16 if rank.place.tiny else 256 << 20
+    buffer = managedmem.empty(nbytes)
+    own = torch.empty(nbytes, dtype=torch.uint8, device=rank.place.device)
+    managed = torch.frombuffer(memoryview(buffer), dtype=torch.uint8)
+    if not rank.place.tiny:
+        managed = torch.as_tensor(buffer, device=rank.place.device)
+    kinds = {
+        "device memory": (own, None),
+        "managed, on the device": (managed, managedmem.Device(rank.number)),
+        "managed, on the host": (managed, managedmem.Host()),
+    }
+    values = []
+    for name, (tensor, target) in kinds.items():
+        times = []
+        for _ in range(ROUNDS):
+            tensor.fill_(1)
+            if target is not None:
+                managedmem.prefetch(buffer, target)
+            rank.together()
+            begin = time.perf_counter_ns()
+            dist.all_reduce(tensor)
+            rank.place.wait()
+            times.append(float(time.perf_counter_ns() - begin))
+            if int(tensor[-1]) != rank.world:
+                raise RuntimeError(f"{name}: the sum is {int(tensor[-1])}, not {rank.world}")
+        values.append([f"all_reduce, {nbytes / 2**20:g} MiB@{name}", "ms", rank.most(times)])
+    found = rates(rank, "copies both ways", both_ways(rank.place, nbytes))
+    return {"values": values, "taken": 0.0, "rates": found}
+
+
+def both_ways(place: Place, nbytes: int) -> Callable[[], int]:
+    """A function that copies to the device and from it at once, and returns the bytes."""
+    pinned = [place.pinned(nbytes) for _ in "ab"]
+    there = [torch.empty(nbytes, dtype=torch.uint8, device=place.device) for _ in "ab"]
+    streams = [place.stream() for _ in "ab"]
+
+    def copy() -> int:
+        with place.on(streams[0]):
+            there[0].copy_(pinned[0], non_blocking=True)
+        with place.on(streams[1]):
+            pinned[1].copy_(there[1], non_blocking=True)
+        place.wait()
+        return 2 * nbytes
+
+    return copy
+
+
+def moves(course: Course) -> Iterator[Row]:
+    """What the other rows are read beside."""
+    contest = Contest("two ranks", {"ours": Contender(moved)}, ("device memory",))
+    found = course.run(contest)
+    for row in rows_of(contest, found):
+        if not row.operation.endswith(": taken") or row.failed:
+            yield row
+    yield from rows_of_rates(contest.title, found["ours"])
 
 
 # --- training ------------------------------------------------------------------------------
@@ -357,11 +420,10 @@ def sharded(rank: Rank, kind: str) -> Found:
     fused = True if kind == "fused" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     handle = None
-    if kind == "ours":
+    if kind.startswith("ours"):
         state = 2 * sum(each.to_local().nbytes for each in model.parameters())
-        handle = ours.offload_optimizer(
-            optimizer, budget=max(state // 8, 1), device=managed_device(rank)
-        )
+        budget = max(state // (4 if kind == "ours, a quarter" else 8), 1)
+        handle = ours.offload_optimizer(optimizer, budget=budget, device=managed_device(rank))
     ids = words(rank, max(int(8 * place.share), 1), 2048)
     steps, before = {"fused": (2, 1), "one thread": (1, 1)}.get(kind, (STEPS, 2))
     found = stepped(rank, meter, model, optimizer, ids, steps, before)
@@ -373,8 +435,9 @@ def sharded(rank: Rank, kind: str) -> Found:
 
 
 def shards(course: Course) -> Iterator[Row]:
-    """1.1 billion parameters; the state of AdamW is out of the budget but for an eighth."""
-    kinds = {"resident": "resident", "ours": "ours", "CPUOffloadPolicy": "fused"}
+    """1.1 billion parameters; the budget is a part of the state of AdamW."""
+    kinds = {kind: kind for kind in ("resident", "ours, an eighth", "ours, a quarter")}
+    kinds["CPUOffloadPolicy"] = "fused"
     works = {name: Contender(partial(sharded, kind=kind)) for name, kind in kinds.items()}
     contest = Contest(f"fully_shard, {size_of(course)}", works, ("resident",))
     yield from rows_of(contest, course.run(contest))
@@ -402,7 +465,9 @@ def parallel(rank: Rank, kind: str) -> Found:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         budget = 4 * nbytes_of(model.parameters()) // 8
         handle = ours.offload(model, rank.device, budget=budget, optimizer=optimizer)
-    wrapped = model if rank.world == 1 else DistributedDataParallel(model)
+    wrapped = model
+    if rank.world > 1:
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=kind == "ours")
     found = stepped(rank, meter, wrapped, optimizer, words(rank, 2, 512), STEPS, 3)
     if handle is not None and handle.last_error:
         raise RuntimeError(handle.last_error)
@@ -418,6 +483,7 @@ def replicas(course: Course) -> Iterator[Row]:
         "resident, two ranks": Contender(partial(parallel, kind="resident")),
         "ours, one rank": Contender(offloaded, world=1),
         "ours, two ranks": Contender(offloaded),
+        "ours, no bucket views": Contender(partial(parallel, kind="no views")),
     }
     contest = Contest(
         f"DistributedDataParallel, {size_of(course)}, an eighth", contenders, ("ours, one rank",)
@@ -450,7 +516,7 @@ def rows() -> Iterator[Row]:
         share = share_of(NEED, WORLD)
     with tempfile.TemporaryDirectory(prefix="managedmem-") as folder:
         course = Course(tiny, share, Path(folder))
-        for part in (weights, shards, replicas, lost, by_one_thread):
+        for part in (moves, weights, shards, replicas, lost, by_one_thread):
             try:
                 for row in part(course):
                     tell(row)
