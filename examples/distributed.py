@@ -182,7 +182,9 @@ def train(place, device, say):
         state = HostedState(optimizer, place, device)
 
     # Averages the gradients over all processes while the backward pass computes them.
-    parallel = model if WAYS.shard else nn.parallel.DistributedDataParallel(model)
+    parallel = model
+    if not WAYS.shard:
+        parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     chance = torch.Generator().manual_seed(rank)
     for step in range(STEPS):
         batch = mine[torch.randint(len(mine), (BATCH,), generator=chance)].to(place)
