@@ -2,7 +2,7 @@
 #ifndef MM_LABELS_H
 #define MM_LABELS_H
 
-#include "lives.h"
+#include "allocation_log.h"
 
 /* A copy with malloc; NULL if host memory ran out. */
 char *mm_copy_text(const char *text);

@@ -10,7 +10,7 @@
 
 #include "allocation.h"
 #include "guard.h"
-#include "lives.h"
+#include "allocation_log.h"
 #include "pool.h"
 #include "range.h"
 

@@ -3,7 +3,7 @@
 #define MM_TRACED_MEMORIES_H
 
 #include "../memory/event.h"
-#include "../memory/lives.h"
+#include "../memory/allocation_log.h"
 #include "address_map.h"
 #include "memory_index.h"
 

@@ -1,7 +1,7 @@
-/* test_lives.c: the list of the memories that live, and the log of births and deaths: of owned memory,
+/* test_allocation_log.c: the list of the memories that live, and the log of births and deaths: of owned memory,
  * blocks of pools and wrapped memory, and without memory for names and copies. */
 #include "failing_allocations.h"
-#include "logged_lives.h"
+#include "logged_allocations.h"
 
 enum { MANY = 100 };
 

@@ -1,4 +1,4 @@
-/* lives.h: the list of the memories that live, their names, and the log of births and deaths while
+/* allocation_log.h: the list of the memories that live, their names, and the log of births and deaths while
  * a recording runs.
  *
  * The list is one for the process. Owned memory is in it from its allocation to its free, memory
@@ -11,8 +11,8 @@
  *
  * Lives can overlap: wrapped memory with a name lies inside owned memory, and another thread can
  * get the address of freed memory before that life has ended. */
-#ifndef MM_LIVES_H
-#define MM_LIVES_H
+#ifndef MM_ALLOCATION_LOG_H
+#define MM_ALLOCATION_LOG_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
-/* logged_lives.h: memories that live and die, their names, and reading the log of their lives. */
-#ifndef LOGGED_LIVES_H
-#define LOGGED_LIVES_H
+/* logged_allocations.h: memories that live and die, their names, and reading the log of their lives. */
+#ifndef LOGGED_ALLOCATIONS_H
+#define LOGGED_ALLOCATIONS_H
 
 #include <time.h>
 

@@ -1,4 +1,4 @@
-/* test_lives_fork.c: children that are forked while threads change the list of lives.
+/* test_allocation_log_fork.c: children that are forked while threads change the list of lives.
  *
  * The threads and the children do not allocate: a child of a process with threads must not wait
  * for the lock of a sanitizer's malloc. */
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "memory/lives.h"
+#include "memory/allocation_log.h"
 
 enum { WORKERS = 4, FORKS = 60 };
 

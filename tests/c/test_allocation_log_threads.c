@@ -1,8 +1,8 @@
-/* test_lives_threads.c: threads that allocate, name and free memory while another one starts and
+/* test_allocation_log_threads.c: threads that allocate, name and free memory while another one starts and
  * stops logs. */
 #include <sched.h>
 
-#include "logged_lives.h"
+#include "logged_allocations.h"
 
 enum { WORKERS = 4, ROUNDS = 300, LOGS = 60 };
 

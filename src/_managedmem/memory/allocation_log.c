@@ -1,5 +1,5 @@
-/* lives.c: the process-wide list of lives, its lock, and the log that dead lives stay in. */
-#include "lives.h"
+/* allocation_log.c: the process-wide list of lives, its lock, and the log that dead lives stay in. */
+#include "allocation_log.h"
 
 #include <assert.h>
 #include <pthread.h>
