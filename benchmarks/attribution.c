@@ -79,35 +79,37 @@ next_random(uint64_t limit)
 
 /* Every second memory is followed by another one at its address. */
 static void
-make_lives(mm_life_record *lives, size_t count, uint64_t end)
+make_allocations(mm_allocation_record *allocations, size_t count, uint64_t end)
 {
     CUdeviceptr at = (CUdeviceptr)0x7f0000000000;
 
     for (size_t i = 0; i < count; i++) {
         bool follows = i % 4 == 3;
-        lives[i] = (mm_life_record){
-            .start = follows ? lives[i - 1].start : at,
-            .size = follows ? lives[i - 1].size : (1 + next_random(64)) * 65536,
+        allocations[i] = (mm_allocation_record){
+            .start = follows ? allocations[i - 1].start : at,
+            .size = follows ? allocations[i - 1].size : (1 + next_random(64)) * 65536,
             .born = follows ? end / 2 + 1 : 0,
             .died = i % 4 == 2 ? end / 2 : UINT64_MAX,
             .serial = i + 1,
             .label = "float32[1024,1024] #7",
         };
-        at += follows ? 0 : (lives[i].size + BLOCK - 1) / BLOCK * BLOCK;
+        at += follows ? 0 : (allocations[i].size + BLOCK - 1) / BLOCK * BLOCK;
     }
 }
 
 /* Half moves, half faults; each belongs to a memory chosen anew. One in eight is late. */
 static void
-make_events(mm_event *events, size_t count, const mm_life_record *lives, size_t memories)
+make_events(mm_event *events, size_t count, const mm_allocation_record *allocations,
+            size_t memories)
 {
     for (size_t i = 0; i < count; i++) {
-        const mm_life_record *life = &lives[next_random(memories)];
+        const mm_allocation_record *allocation = &allocations[next_random(memories)];
         bool move = next_random(2) == 0, up = next_random(2) == 0;
-        uint64_t offset = next_random(life->size / 65536) * 65536, left = life->size - offset;
+        uint64_t offset = next_random(allocation->size / 65536) * 65536,
+                 left = allocation->size - offset;
         events[i] = (mm_event){
             .start = i * 1000 - (i > 64 && next_random(8) == 0 ? next_random(64) * 1000 : 0),
-            .address = life->start + offset,
+            .address = allocation->start + offset,
             .amount = !move          ? 1
                       : left < BLOCK ? left
                                      : BLOCK,
@@ -163,15 +165,15 @@ bytes_moved(const mm_attribution *a)
 
 /* Milliseconds to add the events, and in *index to index the memories. */
 static double
-add_events(const mm_event *events, size_t count, const mm_life_record *lives, size_t memories,
-           mm_event_list *pieces, double *index, uint64_t *bytes)
+add_events(const mm_event *events, size_t count, const mm_allocation_record *allocations,
+           size_t memories, mm_event_list *pieces, double *index, uint64_t *bytes)
 {
     mm_status st;
     double start = milliseconds(), indexed, end;
     mm_attribution *a = mm_attribution_new(&st);
 
     need(a != NULL, &st);
-    need(mm_attribution_set_memories(a, lives, memories, NULL, 0, &st) == 0, &st);
+    need(mm_attribution_set_memories(a, allocations, memories, NULL, 0, &st) == 0, &st);
     indexed = milliseconds();
     need(mm_attribution_add(a, 0, events, count, pieces, &st) == 0, &st);
     end = milliseconds();
@@ -182,7 +184,8 @@ add_events(const mm_event *events, size_t count, const mm_life_record *lives, si
 }
 
 static void
-measure(const mm_event *events, size_t count, const mm_life_record *lives, size_t memories)
+measure(const mm_event *events, size_t count, const mm_allocation_record *allocations,
+        size_t memories)
 {
     mm_event_list pieces = {.items = __real_malloc(2 * count * sizeof *pieces.items),
                             .capacity = 2 * count};
@@ -196,8 +199,8 @@ measure(const mm_event *events, size_t count, const mm_life_record *lives, size_
         expected += events[i].kind == MM_MOVE ? events[i].amount : 0;
     }
     most_allocated = allocated;
-    alone = add_events(events, count, lives, memories, NULL, &index, &bytes);
-    divided = add_events(events, count, lives, memories, &pieces, &index, &bytes);
+    alone = add_events(events, count, allocations, memories, NULL, &index, &bytes);
+    divided = add_events(events, count, allocations, memories, &pieces, &index, &bytes);
     (void)printf("%.3f %.3f %.3f %zu %llu %llu\n", index, alone, divided, most_allocated - before,
                  (unsigned long long)bytes, (unsigned long long)expected);
     __real_free(pieces.items);
@@ -207,7 +210,7 @@ int
 main(int argc, char **argv)
 {
     size_t count, memories;
-    mm_life_record *lives;
+    mm_allocation_record *allocations;
     mm_event *events;
 
     if (argc != 4) {
@@ -216,15 +219,15 @@ main(int argc, char **argv)
     }
     count = strtoul(argv[1], NULL, 10);
     memories = strtoul(argv[2], NULL, 10);
-    lives = __real_calloc(memories, sizeof *lives);
+    allocations = __real_calloc(memories, sizeof *allocations);
     events = __real_calloc(count, sizeof *events);
     state = 88172645463325252U;
-    make_lives(lives, memories, count * 1000);
-    make_events(events, count, lives, memories);
+    make_allocations(allocations, memories, count * 1000);
+    make_events(events, count, allocations, memories);
     for (long round = strtol(argv[3], NULL, 10); round > 0; round--) {
-        measure(events, count, lives, memories);
+        measure(events, count, allocations, memories);
     }
-    __real_free(lives);
+    __real_free(allocations);
     __real_free(events);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* attributed_events.h: events, lives and foreign allocations as the tests of attribution write
+/* attributed_events.h: events, records and foreign allocations as the tests of attribution write
  * them, and the sums and pieces that they read. */
 #ifndef ATTRIBUTED_EVENTS_H
 #define ATTRIBUTED_EVENTS_H
@@ -8,7 +8,7 @@
 #include "check.h"
 #include "trace/attribution.h"
 
-enum { KIB = 1 << 10, MIB = 1 << 20, PAGE = 4096, BLOCK = 2 * MIB, MARGIN = MM_LIFE_MARGIN };
+enum { KIB = 1 << 10, MIB = 1 << 20, PAGE = 4096, BLOCK = 2 * MIB, MARGIN = MM_TIME_MARGIN };
 #define BASE ((uint64_t)0x7f0000000000)
 #define ALWAYS UINT64_MAX
 #define TOTAL MM_NO_MEMORY_INDEX
@@ -53,22 +53,22 @@ down(uint64_t start, uint64_t address, uint64_t amount)
     return move_of(start, start + 10, address, amount, 0, MM_ON_HOST);
 }
 
-static inline mm_life_record
-life_of(uint64_t start, size_t size, uint64_t born, uint64_t died, uint64_t serial)
+static inline mm_allocation_record
+record_of(uint64_t start, size_t size, uint64_t born, uint64_t died, uint64_t serial)
 {
     static char label[] = "uint8[1] #1";
 
-    return (mm_life_record){start, size, born, died, serial, false, label};
+    return (mm_allocation_record){start, size, born, died, serial, false, label};
 }
 
 static inline mm_attribution *
-attribution_of(const mm_life_record *lives, size_t count)
+attribution_of(const mm_allocation_record *records, size_t count)
 {
     mm_status st;
     mm_attribution *a = mm_attribution_new(&st);
 
     CHECK(a != NULL);
-    CHECK_OK(mm_attribution_set_memories(a, lives, count, NULL, 0, &st), &st);
+    CHECK_OK(mm_attribution_set_memories(a, records, count, NULL, 0, &st), &st);
     return a;
 }
 

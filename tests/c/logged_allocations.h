@@ -1,4 +1,4 @@
-/* logged_allocations.h: memories that live and die, their names, and reading the log of their lives. */
+/* logged_allocations.h: memories that live and die, their names, and reading their log. */
 #ifndef LOGGED_ALLOCATIONS_H
 #define LOGGED_ALLOCATIONS_H
 
@@ -8,10 +8,10 @@
 
 enum { SIZE = 5000 };
 
-#define LIVES UINT64_MAX
+#define ALIVE UINT64_MAX
 
 typedef struct {
-    mm_life_record *records;
+    mm_allocation_record *records;
     size_t count;
 } log_copy;
 
@@ -29,7 +29,7 @@ start_log(void)
 {
     mm_status st;
 
-    CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
+    CHECK_OK(mm_allocation_log_start(SIZE_MAX, &st), &st);
 }
 
 static inline log_copy
@@ -38,22 +38,22 @@ copy_log(void)
     log_copy copy;
     mm_status st;
 
-    CHECK_OK(mm_lives_log_copy(&copy.records, &copy.count, &st), &st);
+    CHECK_OK(mm_allocation_log_copy(&copy.records, &copy.count, &st), &st);
     return copy;
 }
 
 static inline void
 drop(log_copy copy)
 {
-    mm_life_records_free(copy.records, copy.count);
+    mm_allocation_records_free(copy.records, copy.count);
 }
 
 /* One record, whose label is in `label`. */
-static inline mm_life_record
+static inline mm_allocation_record
 record_at(size_t index, char label[MM_NAME_BYTES + 1])
 {
     log_copy copy = copy_log();
-    mm_life_record record;
+    mm_allocation_record record;
 
     CHECK(index < copy.count);
     record = copy.records[index];

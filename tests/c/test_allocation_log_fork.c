@@ -1,4 +1,4 @@
-/* test_allocation_log_fork.c: children that are forked while threads change the list of lives.
+/* test_allocation_log_fork.c: children that are forked while threads change the list of entries.
  *
  * The threads and the children do not allocate: a child of a process with threads must not wait
  * for the lock of a sanitizer's malloc. */
@@ -16,28 +16,28 @@ static atomic_bool forks_done;
 static void *
 die_and_resume(void *argument)
 {
-    mm_life *lives_of_threads = argument;
+    mm_allocation_entry *entries = argument;
     static atomic_int joined;
-    mm_life *life = &lives_of_threads[atomic_fetch_add(&joined, 1)];
+    mm_allocation_entry *entry = &entries[atomic_fetch_add(&joined, 1)];
     char text[MM_NAME_BYTES + 1];
 
-    mm_life_begin(life, 4096, 100);
+    mm_allocation_entry_add(entry, 4096, 100);
     while (!atomic_load(&forks_done)) {
-        CHECK(!mm_life_read_name(life, text));
-        mm_life_end(life);
-        mm_life_resume(life);
+        CHECK(!mm_allocation_entry_read_name(entry, text));
+        mm_allocation_entry_end(entry);
+        mm_allocation_entry_resume(entry);
     }
-    mm_life_end(life);
+    mm_allocation_entry_end(entry);
     return NULL;
 }
 
-/* The number of lives before this one, which is the last; -1 if the list is broken. */
+/* The number of entries before this one, which is the last; -1 if the list is broken. */
 static int
-count_before(const mm_life *last)
+count_before(const mm_allocation_entry *last)
 {
     int count = 0;
 
-    for (const mm_life *l = last; l->previous != NULL; l = l->previous) {
+    for (const mm_allocation_entry *l = last; l->previous != NULL; l = l->previous) {
         if (l->previous->next != l) {
             return -1;
         }
@@ -50,39 +50,39 @@ count_before(const mm_life *last)
 static int
 use_list_in_child(size_t dead)
 {
-    size_t before = mm_lives_log_count();
-    mm_life life = {0};
+    size_t before = mm_allocation_log_count();
+    mm_allocation_entry entry = {0};
     char text[MM_NAME_BYTES + 1];
     mm_status st;
 
-    if (mm_lives_are_logged()) {
+    if (mm_allocations_are_logged()) {
         return 1;
     }
-    mm_life_begin(&life, 4096, 100);
-    if (mm_lives_log_count() != before + 1 || mm_life_read_name(&life, text)
-        || count_before(&life) != (int)before) {
+    mm_allocation_entry_add(&entry, 4096, 100);
+    if (mm_allocation_log_count() != before + 1 || mm_allocation_entry_read_name(&entry, text)
+        || count_before(&entry) != (int)before) {
         return 2;
     }
-    mm_life_end(&life);
-    mm_lives_log_stop();
-    if (mm_lives_log_count() != before || mm_lives_log_start(SIZE_MAX, &st) < 0) {
+    mm_allocation_entry_end(&entry);
+    mm_allocation_log_stop();
+    if (mm_allocation_log_count() != before || mm_allocation_log_start(SIZE_MAX, &st) < 0) {
         return 3;
     }
-    return mm_lives_log_count() <= before - dead ? 0 : 4;
+    return mm_allocation_log_count() <= before - dead ? 0 : 4;
 }
 
 static void
 fork_once(bool logged)
 {
-    mm_life life = {0};
+    mm_allocation_entry entry = {0};
     mm_status st;
     int status = 0;
     pid_t child;
 
     if (logged) {
-        CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
-        mm_life_begin(&life, 4096, 100);
-        mm_life_end(&life);
+        CHECK_OK(mm_allocation_log_start(SIZE_MAX, &st), &st);
+        mm_allocation_entry_add(&entry, 4096, 100);
+        mm_allocation_entry_end(&entry);
     }
     child = fork();
     CHECK(child >= 0);
@@ -93,18 +93,18 @@ fork_once(bool logged)
     CHECK_EQUAL(waitpid(child, &status, 0), child);
     CHECK_EQUAL(WIFSIGNALED(status) ? WTERMSIG(status) : 0, 0);
     CHECK_EQUAL(WEXITSTATUS(status), 0);
-    CHECK_EQUAL(mm_lives_are_logged(), logged);
-    mm_lives_log_stop();
+    CHECK_EQUAL(mm_allocations_are_logged(), logged);
+    mm_allocation_log_stop();
 }
 
 TEST(a_child_finds_the_list_whole)
 {
-    static mm_life lives_of_threads[WORKERS];
+    static mm_allocation_entry entries[WORKERS];
     pthread_t threads[WORKERS];
     mm_status st;
 
     for (int i = 0; i < WORKERS; i++) {
-        CHECK_EQUAL(pthread_create(&threads[i], NULL, die_and_resume, lives_of_threads), 0);
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, die_and_resume, entries), 0);
     }
     for (int i = 0; i < FORKS; i++) {
         fork_once(i % 2 == 0);
@@ -113,9 +113,9 @@ TEST(a_child_finds_the_list_whole)
     for (int i = 0; i < WORKERS; i++) {
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     }
-    CHECK_OK(mm_lives_log_start(SIZE_MAX, &st), &st);
-    CHECK_EQUAL(mm_lives_log_count(), 0);
-    mm_lives_log_stop();
+    CHECK_OK(mm_allocation_log_start(SIZE_MAX, &st), &st);
+    CHECK_EQUAL(mm_allocation_log_count(), 0);
+    mm_allocation_log_stop();
 }
 
 TEST_MAIN(no_driver)

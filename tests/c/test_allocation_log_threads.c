@@ -21,7 +21,7 @@ check_shared_name(mm_memory *shared)
 {
     char text[MM_NAME_BYTES + 1];
 
-    if (mm_life_read_name(&shared->life, text)) {
+    if (mm_allocation_entry_read_name(&shared->entry, text)) {
         size_t length = strlen(text);
         CHECK(length == 10 || length == 190);
         CHECK_EQUAL(strspn(text, length == 10 ? "a" : "b"), length);
@@ -59,8 +59,8 @@ check_records(log_copy copy, CUdeviceptr shared)
     uint64_t now = clock_now();
 
     for (size_t i = 0; i < copy.count; i++) {
-        const mm_life_record *r = &copy.records[i];
-        CHECK(r->born <= r->died && (r->died == LIVES || r->died <= now));
+        const mm_allocation_record *r = &copy.records[i];
+        CHECK(r->born <= r->died && (r->died == ALIVE || r->died <= now));
         CHECK(r->size == 2 * mm_page_size() || r->start == shared);
         CHECK(strcmp(r->label, "owned") == 0 || strcmp(r->label, "wrapped") == 0
               || strchr(r->label, '#') != NULL || strlen(r->label) == 10
@@ -91,7 +91,7 @@ log_all(void *argument)
         one = copy_log();
         (void)sched_yield();
         two = copy_log();
-        mm_lives_log_stop();
+        mm_allocation_log_stop();
         check_records(one, c->start);
         check_records(two, c->start);
         check_prefix(one, two);
@@ -119,8 +119,8 @@ TEST(threads_live_while_logs_start_and_stop)
     mm_memory_release(shared);
     mm_memory_release(owned);
     start_log();
-    CHECK_EQUAL(mm_lives_log_count(), 0);
-    mm_lives_log_stop();
+    CHECK_EQUAL(mm_allocation_log_count(), 0);
+    mm_allocation_log_stop();
 }
 
 TEST_MAIN(world_open)

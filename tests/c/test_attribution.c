@@ -7,8 +7,8 @@
 
 TEST(each_kind_counts_in_its_sum)
 {
-    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     mm_event events[25];
     size_t n = 0;
     mm_sums sums, expected = {0};
@@ -59,9 +59,9 @@ TEST(each_kind_counts_in_its_sum)
 
 TEST(calls_belong_to_memories_and_count_in_no_sum)
 {
-    const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
-                                    life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
-    mm_attribution *a = attribution_of(lives, 2);
+    const mm_allocation_record records[] = {record_of(BASE, BLOCK, 0, ALWAYS, 1),
+                                            record_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(records, 2);
     const mm_event events[] = {event_of(MM_CALL, 5, BASE + MIB, BLOCK),
                                event_of(MM_CALL, 6, 0, 0)};
     const mm_sums_row *rows;
@@ -80,9 +80,9 @@ TEST(calls_belong_to_memories_and_count_in_no_sum)
 
 TEST(time_of_moves_is_united)
 {
-    const mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
-                                    life_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
-    mm_attribution *a = attribution_of(lives, 2);
+    const mm_allocation_record records[] = {record_of(BASE, BLOCK, 0, ALWAYS, 1),
+                                            record_of(BASE + BLOCK, BLOCK, 0, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(records, 2);
     const mm_event first[] = {
         move_of(100, 200, BASE, PAGE, 0, 1),         move_of(150, 180, BASE, PAGE, 0, 1),
         move_of(150, 260, BASE + BLOCK, PAGE, 0, 1), move_of(400, 500, BASE, PAGE, 0, 1),
@@ -108,8 +108,8 @@ TEST(time_of_moves_is_united)
 
 TEST(parts_have_their_own_sums)
 {
-    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event go = up(100, BASE, PAGE), back = down(200, BASE, PAGE);
 
     for (int round = 0; round < 3; round++) {
@@ -137,18 +137,18 @@ TEST(parts_have_their_own_sums)
 TEST(merging_adds_sums)
 {
     static allocations known;
-    mm_life_record lives[] = {life_of(BASE, BLOCK, 0, ALWAYS, 1),
-                              life_of(BASE + BLOCK, BLOCK, 0, 60000, 2),
-                              life_of(BASE + BLOCK, BLOCK, 60001, ALWAYS, 3)};
+    mm_allocation_record records[] = {record_of(BASE, BLOCK, 0, ALWAYS, 1),
+                                      record_of(BASE + BLOCK, BLOCK, 0, 60000, 2),
+                                      record_of(BASE + BLOCK, BLOCK, 60001, ALWAYS, 3)};
     const mm_named_range named[] = {{BASE, PAGE, "n"}};
     mm_event first[] = {up(10, BASE, 2 * BLOCK), up(10, BASE + 10 * BLOCK, 4 * BLOCK)};
     mm_event second[] = {down(20, BASE, 2 * BLOCK), down(20, BASE + 12 * BLOCK, 3 * BLOCK),
                          up(20, BASE + 20 * BLOCK, BLOCK), up(20, BASE + 30 * BLOCK, BLOCK)};
-    mm_attribution *a = attribution_of(NULL, 0), *other = attribution_of(lives, 2);
+    mm_attribution *a = attribution_of(NULL, 0), *other = attribution_of(records, 2);
     mm_status st;
 
     known = (allocations){.items = {{BASE + 20 * BLOCK, BLOCK}}, .count = 1};
-    CHECK_OK(mm_attribution_set_memories(a, lives, 3, named, 1, &st), &st);
+    CHECK_OK(mm_attribution_set_memories(a, records, 3, named, 1, &st), &st);
     add(a, 0, first, 2, NULL);
     find_foreign(a, &second[2], 1, &known);
     known = (allocations){.items = {{BASE + 30 * BLOCK, BLOCK}}, .count = 1};
@@ -180,7 +180,7 @@ TEST(merging_adds_sums)
 
 TEST(merging_into_nothing_copies)
 {
-    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
+    const mm_allocation_record record = record_of(BASE, BLOCK, 0, ALWAYS, 1);
     const mm_named_range named = {BASE, PAGE, "n"};
     const mm_event move = up(10, BASE, 3 * BLOCK);
     mm_attribution *a = attribution_of(NULL, 0), *other = attribution_of(NULL, 0);
@@ -188,7 +188,7 @@ TEST(merging_into_nothing_copies)
     mm_status st;
     size_t count;
 
-    CHECK_OK(mm_attribution_set_memories(other, &life, 1, &named, 1, &st), &st);
+    CHECK_OK(mm_attribution_set_memories(other, &record, 1, &named, 1, &st), &st);
     add(other, 2, &move, 1, NULL);
     CHECK_OK(mm_attribution_merge(a, other, &st), &st);
     count = mm_attribution_rows(other, &rows);
@@ -224,8 +224,8 @@ asked(mm_event move)
 /* Requested moves to the host, in the time and the range of a view. */
 TEST(host_views_have_their_moves)
 {
-    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event events[] = {
         asked(down(120, BASE, PAGE)), /* the call comes after its moves */
         asked(down(130, BASE + PAGE, 2 * PAGE)),
@@ -256,8 +256,8 @@ TEST(host_views_have_their_moves)
 TEST(many_host_views_are_bounded)
 {
     enum { COUNT = MM_MOST_HOST_VIEWS + 1 };
-    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     mm_event events[2 * COUNT + 2];
     size_t n = 0;
 

@@ -1,4 +1,4 @@
-/* test_attribution_memories.c: the memory of each event: borders between memories, lives one after the
+/* test_attribution_memories.c: the memory of each event: borders between memories, records one after the
  * other, names, foreign and unknown memory. Needs no driver. */
 #include "attributed_events.h"
 
@@ -6,10 +6,10 @@
 
 TEST(records_are_divided_at_borders)
 {
-    const mm_life_record lives[] = {life_of(BASE, 3 * PAGE, 0, ALWAYS, 1),
-                                    life_of(BASE + 3 * PAGE, 100, 0, ALWAYS, 2),
-                                    life_of(BASE + 4 * PAGE, PAGE, 0, ALWAYS, 3)};
-    mm_attribution *a = attribution_of(lives, 3);
+    const mm_allocation_record records[] = {record_of(BASE, 3 * PAGE, 0, ALWAYS, 1),
+                                            record_of(BASE + 3 * PAGE, 100, 0, ALWAYS, 2),
+                                            record_of(BASE + 4 * PAGE, PAGE, 0, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(records, 3);
     const mm_event_kind kinds[] = {MM_MOVE,      MM_REMOTE_MAP, MM_THRASHING,
                                    MM_DUPLICATE, MM_EVICTION,   MM_DUPLICATE_END};
     mm_event_list pieces = {0};
@@ -78,8 +78,8 @@ TEST(unknown_blocks_are_joined)
 
 TEST(addresses_end_somewhere)
 {
-    const mm_life_record life = life_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event events[] = {
         up(1, UINT64_MAX - 2 * PAGE, 4 * PAGE),    up(1, UINT64_MAX - PAGE, 2 * PAGE),
         event_of(MM_HOST_FAULT, 2, UINT64_MAX, 1), event_of(MM_HOST_FAULT, 3, UINT64_MAX - 1, 1),
@@ -112,13 +112,13 @@ memory_of_fault(mm_attribution *a, uint64_t time, uint64_t address)
     return memory;
 }
 
-TEST(addresses_have_one_life_after_the_other)
+TEST(addresses_have_one_owner_after_the_other)
 {
     const uint64_t t = 1000000;
-    const mm_life_record lives[] = {life_of(BASE, MIB, t, 2 * t, 1),
-                                    life_of(BASE + PAGE, MIB, 2 * t + 500, 3 * t, 2),
-                                    life_of(BASE, 3 * PAGE, 3 * t + 10000, ALWAYS, 3)};
-    mm_attribution *a = attribution_of(lives, 3);
+    const mm_allocation_record records[] = {record_of(BASE, MIB, t, 2 * t, 1),
+                                            record_of(BASE + PAGE, MIB, 2 * t + 500, 3 * t, 2),
+                                            record_of(BASE, 3 * PAGE, 3 * t + 10000, ALWAYS, 3)};
+    mm_attribution *a = attribution_of(records, 3);
     const uint64_t at = BASE + 2 * PAGE;
 
     CHECK_EQUAL(memory_of_fault(a, t - MARGIN, at), 0);
@@ -142,19 +142,19 @@ TEST(addresses_have_one_life_after_the_other)
 
 /* --- names, growth -------------------------------------------------------------------------- */
 
-TEST(names_come_before_lives)
+TEST(names_come_before_allocations)
 {
-    const mm_life_record life = life_of(BASE, 8 * PAGE, 1000000, ALWAYS, 1);
+    const mm_allocation_record record = record_of(BASE, 8 * PAGE, 1000000, ALWAYS, 1);
     mm_named_range named[] = {{BASE + PAGE, 4 * PAGE, "first"},
                               {BASE + 2 * PAGE, PAGE, "inner"},
                               {BASE + 4 * PAGE, 2 * PAGE, "last"},
                               {BASE, 0, "empty"}};
-    mm_attribution *a = attribution_of(&life, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event move = up(2000000, BASE, 9 * PAGE);
     mm_event_list pieces = {0};
     mm_status st;
 
-    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 4, &st), &st);
+    CHECK_OK(mm_attribution_set_memories(a, &record, 1, named, 4, &st), &st);
     add(a, 0, &move, 1, &pieces);
     CHECK_EQUAL(pieces.count, 7);
     check_piece(&pieces, 0, 0, BASE, PAGE);
@@ -171,7 +171,7 @@ TEST(names_come_before_lives)
     check_invariant(a);
     /* Another name in the place of the second one, and one fewer. */
     named[1] = (mm_named_range){BASE + PAGE, 4 * PAGE, "new"};
-    CHECK_OK(mm_attribution_set_memories(a, &life, 1, named, 2, &st), &st);
+    CHECK_OK(mm_attribution_set_memories(a, &record, 1, named, 2, &st), &st);
     CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + PAGE), 6);
     CHECK_EQUAL(memory_of_fault(a, 2000000, BASE + 5 * PAGE), 0);
     CHECK(strcmp(memory_at(a, 6)->label, "new") == 0);
@@ -183,23 +183,23 @@ TEST(names_come_before_lives)
 TEST(memories_keep_their_indices)
 {
     char first[] = "a", second[] = "b", third[] = "c";
-    mm_life_record lives[3] = {life_of(BASE, PAGE, 0, ALWAYS, 1),
-                               life_of(BASE + BLOCK, PAGE, 0, ALWAYS, 2),
-                               life_of(BASE, PAGE, 60000, ALWAYS, 3)};
+    mm_allocation_record records[3] = {record_of(BASE, PAGE, 0, ALWAYS, 1),
+                                       record_of(BASE + BLOCK, PAGE, 0, ALWAYS, 2),
+                                       record_of(BASE, PAGE, 60000, ALWAYS, 3)};
     const mm_named_range named[] = {{BASE + 8 * BLOCK, PAGE, "n"}, {BASE + 9 * BLOCK, PAGE, "m"}};
     mm_attribution *a;
     mm_status st;
 
-    lives[0].label = first;
-    lives[1].label = second;
-    lives[2].label = third;
-    a = attribution_of(lives, 2);
-    CHECK_OK(mm_attribution_set_memories(a, lives, 2, named, 1, &st), &st);
+    records[0].label = first;
+    records[1].label = second;
+    records[2].label = third;
+    a = attribution_of(records, 2);
+    CHECK_OK(mm_attribution_set_memories(a, records, 2, named, 1, &st), &st);
     CHECK_EQUAL(memory_of_fault(a, 5, BASE + 4 * BLOCK), 3); /* unknown */
     first[0] = 'A'; /* copied before */
     CHECK(strcmp(memory_at(a, 0)->label, "a") == 0);
-    lives[0].died = 50000;
-    CHECK_OK(mm_attribution_set_memories(a, lives, 3, named, 2, &st), &st);
+    records[0].died = 50000;
+    CHECK_OK(mm_attribution_set_memories(a, records, 3, named, 2, &st), &st);
     CHECK_EQUAL(memory_count(a), 6);
     CHECK_EQUAL(memory_at(a, 0)->died, 50000);
     CHECK(strcmp(memory_at(a, 0)->label, "A") == 0);
@@ -222,15 +222,15 @@ TEST(memories_keep_their_indices)
 TEST(foreign_allocations_are_found)
 {
     static allocations known;
-    const mm_life_record lives[] = {life_of(BASE, MIB, 0, 10000, 1),
-                                    life_of(BASE + 64 * BLOCK, MIB, 50000, ALWAYS, 2)};
-    mm_attribution *a = attribution_of(lives, 2);
+    const mm_allocation_record records[] = {record_of(BASE, MIB, 0, 10000, 1),
+                                            record_of(BASE + 64 * BLOCK, MIB, 50000, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(records, 2);
     const mm_event events[] = {
-        up(100000, BASE, BLOCK), /* the first life is dead: all of it is foreign now */
+        up(100000, BASE, BLOCK), /* the first record is dead: all of it is foreign now */
         event_of(MM_HOST_FAULT, 100000, BASE + 4 * BLOCK + 12345, 1),
         event_of(MM_HOST_FAULT, 100, BASE + 64 * BLOCK, 1), /* before the second one's birth */
         event_of(MM_CALL, 100000, BASE + 10 * BLOCK, BLOCK),
-        up(100, BASE, BLOCK), /* the life has half of it */
+        up(100, BASE, BLOCK), /* the record has half of it */
     };
     mm_event_list pieces = {0};
     size_t asked;
@@ -255,7 +255,7 @@ TEST(foreign_allocations_are_found)
     CHECK_EQUAL(known.asked, asked);
     add(a, 0, events, 5, &pieces);
     CHECK_EQUAL(pieces.count, 2 + 1 + 1 + 3 + 1);
-    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of a life that has ended */
+    check_piece(&pieces, 0, 6, BASE + 64 * BLOCK, 1); /* of a record that has ended */
     check_piece(&pieces, 1, 0, BASE, MIB);
     check_piece(&pieces, 2, 2, BASE + MIB, MIB);
     check_piece(&pieces, 3, 2, BASE, BLOCK);

@@ -8,8 +8,8 @@
 
 TEST(pages_turn_back_across_parts)
 {
-    const mm_life_record life = life_of(BASE, 64 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, 64 * MIB, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event first[] = {up(100, BASE, 4 * MIB), down(200, BASE, PAGE)};
     const mm_event second[] = {
         down(300, BASE, 6 * MIB), /* all but one page of 4 MiB across; 2 MiB are new */
@@ -43,12 +43,12 @@ TEST(pages_turn_back_across_parts)
 TEST(parts_divide_what_turns_back)
 {
     enum { PARTS = 9, MOVES = 40 };
-    const mm_life_record life = life_of(BASE, 8 * MIB, 0, ALWAYS, 1);
-    mm_attribution *divided = attribution_of(&life, 1), *whole = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, 8 * MIB, 0, ALWAYS, 1);
+    mm_attribution *divided = attribution_of(&record, 1), *whole = attribution_of(&record, 1);
     uint64_t within = 0, across = 0, seed = 7;
 
     for (uint32_t part = 0; part < PARTS; part++) {
-        mm_attribution *alone = attribution_of(&life, 1);
+        mm_attribution *alone = attribution_of(&record, 1);
         for (uint64_t i = 0; i < MOVES; i++) {
             uint64_t time = 100 * (part * MOVES + i + 1), at, size;
             mm_event move;
@@ -74,8 +74,8 @@ TEST(parts_divide_what_turns_back)
 
 TEST(a_later_move_on_the_same_page_is_another_one)
 {
-    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
     const mm_event events[] = {up(100, BASE, PAGE), down(200, BASE, 100),
                                down(300, BASE + 100, 100), down(300, BASE + 200, 100)};
 

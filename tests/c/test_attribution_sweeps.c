@@ -83,16 +83,22 @@ TEST(events_are_put_in_order)
 
 /* --- against a resolver that tries all memories --------------------------------------------- */
 
-enum { LIVES = 10000, NAMES = 20, EVENTS = 2500, PAGES = 16384, MOST_BORDERS = 2 * (LIVES + 64) };
+enum {
+    RECORDS = 10000,
+    NAMES = 20,
+    EVENTS = 2500,
+    PAGES = 16384,
+    MOST_BORDERS = 2 * (RECORDS + 64)
+};
 
-/* A trace of random lives in 64 MiB, some of them unknown. */
+/* A trace of random records in 64 MiB, some of them unknown. */
 static struct {
-    mm_life_record lives[LIVES];
+    mm_allocation_record records[RECORDS];
     mm_named_range named[NAMES];
     allocations foreign;
     mm_event events[EVENTS];
     uint64_t borders[MOST_BORDERS];
-    uint32_t near[LIVES]; /* the lives that the present event may belong to */
+    uint32_t near[RECORDS]; /* the records that the present event may belong to */
     size_t near_count;
     mm_event_list pieces; /* as they should be */
     uint64_t ambiguous;
@@ -113,15 +119,15 @@ make_trace(void)
 {
     static char label[] = "x";
 
-    for (size_t i = 0; i < LIVES; i++) {
+    for (size_t i = 0; i < RECORDS; i++) {
         uint64_t born = next_random(1000000), died = born + next_random(20000);
-        trace.lives[i] = (mm_life_record){.start = BASE + next_random(PAGES) * PAGE
-                                                   + (i % 3 == 0 ? next_random(PAGE) : 0),
-                                          .size = i % 50 == 0 ? 0 : random_size(),
-                                          .born = i % 100 == 0 ? 0 : born,
-                                          .died = i % 100 == 50 ? ALWAYS : died,
-                                          .serial = i + 1,
-                                          .label = label};
+        trace.records[i] = (mm_allocation_record){.start = BASE + next_random(PAGES) * PAGE
+                                                           + (i % 3 == 0 ? next_random(PAGE) : 0),
+                                                  .size = i % 50 == 0 ? 0 : random_size(),
+                                                  .born = i % 100 == 0 ? 0 : born,
+                                                  .died = i % 100 == 50 ? ALWAYS : died,
+                                                  .serial = i + 1,
+                                                  .label = label};
     }
     for (size_t i = 0; i < NAMES; i++) {
         trace.named[i] = (mm_named_range){BASE + next_random(PAGES) * PAGE / 2 + next_random(PAGE),
@@ -153,18 +159,18 @@ make_trace(void)
     }
 }
 
-/* Finds the lives that have some address of an event at its time, by trying all of them. */
+/* Finds the records that have some address of an event at its time, by trying all of them. */
 static void
 find_near(const mm_event *event)
 {
     uint64_t end = event->address + event->amount, time = event->start;
 
     trace.near_count = 0;
-    for (uint32_t i = 0; i < LIVES; i++) {
-        const mm_life_record *life = &trace.lives[i];
-        if (life->start < end && life->start + life->size > event->address
-            && life->born <= time + MARGIN
-            && (life->died >= time || time - life->died <= MARGIN)) {
+    for (uint32_t i = 0; i < RECORDS; i++) {
+        const mm_allocation_record *record = &trace.records[i];
+        if (record->start < end && record->start + record->size > event->address
+            && record->born <= time + MARGIN
+            && (record->died >= time || time - record->died <= MARGIN)) {
             trace.near[trace.near_count++] = i;
         }
     }
@@ -179,17 +185,17 @@ resolve(uint64_t address, uint64_t time, bool *ambiguous)
 
     for (size_t i = NAMES; i-- > 0;) {
         if (address - trace.named[i].start < trace.named[i].size) {
-            return (uint32_t)(LIVES + i);
+            return (uint32_t)(RECORDS + i);
         }
     }
     for (size_t i = 0; i < trace.near_count; i++) {
-        const mm_life_record *life = &trace.lives[trace.near[i]];
-        if (address - life->start >= life->size) {
+        const mm_allocation_record *record = &trace.records[trace.near[i]];
+        if (address - record->start >= record->size) {
             continue;
         }
         near++;
         nearest = trace.near[i];
-        if (life->born <= time && time <= life->died) {
+        if (record->born <= time && time <= record->died) {
             exact++;
             best = trace.near[i];
         }
@@ -200,7 +206,7 @@ resolve(uint64_t address, uint64_t time, bool *ambiguous)
     }
     for (size_t i = 0; i < trace.foreign.count; i++) {
         if (address - trace.foreign.items[i].start < trace.foreign.items[i].size) {
-            return (uint32_t)(LIVES + NAMES + i);
+            return (uint32_t)(RECORDS + NAMES + i);
         }
     }
     return TOTAL;
@@ -226,9 +232,9 @@ borders_between(uint64_t start, uint64_t end)
         borders[count++] = (border);          \
     }
     for (size_t i = 0; i < trace.near_count; i++) {
-        const mm_life_record *life = &trace.lives[trace.near[i]];
-        TAKE(life->start)
-        TAKE(life->start + life->size)
+        const mm_allocation_record *record = &trace.records[trace.near[i]];
+        TAKE(record->start)
+        TAKE(record->start + record->size)
     }
     for (size_t i = 0; i < NAMES; i++) {
         TAKE(trace.named[i].start)
@@ -399,9 +405,9 @@ add_to_sums(mm_sums *s, const mm_event *p, uint64_t turned)
 static void
 compare_sums(const mm_attribution *a)
 {
-    enum { MOST = LIVES + NAMES + 64 };
+    enum { MOST = RECORDS + NAMES + 64 };
     static mm_sums expected[MOST];
-    uint32_t unknown = (uint32_t)(LIVES + NAMES + trace.foreign.count);
+    uint32_t unknown = (uint32_t)(RECORDS + NAMES + trace.foreign.count);
     uint64_t *turned = calloc(trace.pieces.count, sizeof *turned);
     mm_sums found, total = {0};
 
@@ -438,20 +444,20 @@ attribution_of_trace(void)
     mm_event every;
     mm_status st;
 
-    CHECK_OK(mm_attribution_set_memories(a, trace.lives, LIVES, trace.named, NAMES, &st), &st);
-    /* At a time when few lives are left. What others hide even then is forgotten. */
+    CHECK_OK(mm_attribution_set_memories(a, trace.records, RECORDS, trace.named, NAMES, &st), &st);
+    /* At a time when few records are left. What others hide even then is forgotten. */
     for (size_t i = 0; i < trace.foreign.count;) {
-        for (uint64_t at = 0; at < MIB && memory_count(a) <= LIVES + NAMES + i; at += PAGE) {
+        for (uint64_t at = 0; at < MIB && memory_count(a) <= RECORDS + NAMES + i; at += PAGE) {
             every = event_of(MM_HOST_FAULT, 1 << 30, trace.foreign.items[i].start + at, 1);
             find_foreign(a, &every, 1, &trace.foreign);
         }
-        if (memory_count(a) > LIVES + NAMES + i) {
+        if (memory_count(a) > RECORDS + NAMES + i) {
             i++;
         } else {
             trace.foreign.items[i] = trace.foreign.items[--trace.foreign.count];
         }
     }
-    CHECK_EQUAL(memory_count(a), LIVES + NAMES + trace.foreign.count);
+    CHECK_EQUAL(memory_count(a), RECORDS + NAMES + trace.foreign.count);
     return a;
 }
 
@@ -534,7 +540,7 @@ enum { STEPS = 5 };
 typedef struct {
     mm_attribution *a, *other;
     mm_event_list pieces;
-    mm_life_record lives[8];
+    mm_allocation_record records[8];
     allocations known;
 } story;
 
@@ -551,11 +557,11 @@ take_step(story *s, int step, mm_status *st)
     }
     switch (step) {
     case 0:
-        return mm_attribution_set_memories(s->a, s->lives, 5, named, 1, st);
+        return mm_attribution_set_memories(s->a, s->records, 5, named, 1, st);
     case 1:
         return mm_attribution_add(s->a, 1, events, 40, &s->pieces, st);
     case 2:
-        return mm_attribution_set_memories(s->a, s->lives, 8, named, 2, st);
+        return mm_attribution_set_memories(s->a, s->records, 8, named, 2, st);
     case 3:
         return mm_attribution_find_foreign(s->a, events, 40, find_allocation, &s->known, st);
     case 4:
@@ -573,17 +579,17 @@ begin_story(story *s)
 
     memset(s, 0, sizeof *s);
     for (size_t i = 0; i < 8; i++) {
-        s->lives[i] = life_of(BASE + i * BLOCK, BLOCK - PAGE, 0, i % 2 ? ALWAYS : 100, i + 1);
+        s->records[i] = record_of(BASE + i * BLOCK, BLOCK - PAGE, 0, i % 2 ? ALWAYS : 100, i + 1);
     }
     s->known.items[0].start = BASE + 9 * BLOCK;
     s->known.items[0].size = BLOCK + 100;
     s->known.items[1].start = BASE + 12 * BLOCK; /* the rest of its page is asked for in vain */
     s->known.items[1].size = 100;
     s->a = attribution_of(NULL, 0);
-    s->lives[6].serial += 100; /* the other one has a memory that is not here */
+    s->records[6].serial += 100; /* the other one has a memory that is not here */
     s->other = attribution_of(NULL, 0);
-    CHECK_OK(mm_attribution_set_memories(s->other, s->lives, 7, &named, 1, &st), &st);
-    s->lives[6].serial -= 100;
+    CHECK_OK(mm_attribution_set_memories(s->other, s->records, 7, &named, 1, &st), &st);
+    s->records[6].serial -= 100;
     s->known.items[2].start = BASE + 15 * BLOCK;
     s->known.items[2].size = BLOCK;
     s->known.count = 3; /* one of which is freed before it is asked for here */
@@ -663,8 +669,8 @@ static void *
 attribute_alone(void *argument)
 {
     const mm_event *e = argument;
-    const mm_life_record life = life_of(BASE, BLOCK, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&life, 1);
+    const mm_allocation_record record = record_of(BASE, BLOCK, 0, ALWAYS, 1);
+    mm_attribution *a = attribution_of(&record, 1);
 
     for (int i = 0; i < 100; i++) {
         add(a, 0, e, 1, NULL);

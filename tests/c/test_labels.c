@@ -12,9 +12,9 @@ typedef struct {
 } array;
 
 static void
-check_label(const mm_life *life, const char *name, const char *expected)
+check_label(const mm_allocation_entry *entry, const char *name, const char *expected)
 {
-    char *label = mm_life_label(life, name);
+    char *label = mm_allocation_entry_label(entry, name);
 
     CHECK(label != NULL);
     if (strcmp(label, expected) != 0) {
@@ -50,17 +50,18 @@ TEST(arrays_show_dtype_shape_and_birth)
     };
 
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        mm_life life = {.serial = 7, .size = 4096};
-        mm_life_describe(&life, arrays[i].dtype, arrays[i].dimensions, arrays[i].shape);
-        check_label(&life, "", arrays[i].label);
+        mm_allocation_entry entry = {.serial = 7, .size = 4096};
+        mm_allocation_entry_describe(&entry, arrays[i].dtype, arrays[i].dimensions,
+                                     arrays[i].shape);
+        check_label(&entry, "", arrays[i].label);
     }
 }
 
 TEST(other_memory_shows_its_size)
 {
-    mm_life life = {.serial = UINT64_MAX, .size = 3 << 20};
+    mm_allocation_entry entry = {.serial = UINT64_MAX, .size = 3 << 20};
 
-    check_label(&life, "", "3.0M #18446744073709551615");
+    check_label(&entry, "", "3.0M #18446744073709551615");
 }
 
 TEST_MAIN(no_driver)

@@ -1,4 +1,4 @@
-/* allocation_log.c: the process-wide list of lives, its lock, and the log that dead lives stay in. */
+/* allocation_log.c: the process-wide list of memories, its lock, and the log that the dead stay in. */
 #include "allocation_log.h"
 
 #include <assert.h>
@@ -9,117 +9,117 @@
 #include "../driver/clock.h"
 #include "labels.h"
 
-#define LIVES UINT64_MAX /* in `died` */
+#define ALIVE UINT64_MAX /* in `died` */
 
-enum { BATCH = 16 }; /* lives that are removed during one hold of the lock */
+enum { BATCH = 16 }; /* entries that are removed during one hold of the lock */
 
 typedef struct {
-    mm_life *first, *last;
+    mm_allocation_entry *first, *last;
     size_t count;
-} life_list;
+} entry_list;
 
 static struct {
     atomic_flag lock;
-    life_list listed; /* the dead included */
-    life_list unlogged; /* that missed the log that runs */
-    mm_life *dead; /* linked by next_dead */
+    entry_list listed; /* the dead included */
+    entry_list unlogged; /* that missed the log that runs */
+    mm_allocation_entry *dead; /* linked by next_dead */
     uint64_t serial;
     uint64_t log_started;
     uint64_t log; /* the number of the log that runs, or of the next one, from 1 */
     size_t room; /* births until it is full */
     uint64_t missed; /* births behind that */
-} lives = {.lock = ATOMIC_FLAG_INIT, .log = 1};
+} allocations = {.lock = ATOMIC_FLAG_INIT, .log = 1};
 
-atomic_bool mm_lives_logged; /* changed while the lock is held */
+atomic_bool mm_allocations_logged; /* changed while the lock is held */
 
 /* Not a mutex, which would double the cost of a birth and a death: the lock is held for a few
  * instructions. */
 static inline void
-lock_lives(void)
+lock_list(void)
 {
-    for (int round = 0; atomic_flag_test_and_set_explicit(&lives.lock, memory_order_acquire);
+    for (int round = 0; atomic_flag_test_and_set_explicit(&allocations.lock, memory_order_acquire);
          round++) {
         mm_pause(round);
     }
 }
 
 static inline void
-unlock_lives(void)
+unlock_list(void)
 {
-    atomic_flag_clear_explicit(&lives.lock, memory_order_release);
+    atomic_flag_clear_explicit(&allocations.lock, memory_order_release);
 }
 
-/* Puts the lives that missed the log behind the others, which began earlier. The caller holds the lock. */
+/* Puts the entries that missed the log behind the others, which began earlier. The caller holds the lock. */
 static void
 end_log(void)
 {
-    life_list *all = &lives.listed, *unlogged = &lives.unlogged;
+    entry_list *all = &allocations.listed, *unlogged = &allocations.unlogged;
 
-    atomic_store(&mm_lives_logged, false);
+    atomic_store(&mm_allocations_logged, false);
     if (unlogged->first != NULL) {
         unlogged->first->previous = all->last;
         *(all->last != NULL ? &all->last->next : &all->first) = unlogged->first;
         all->last = unlogged->last;
         all->count += unlogged->count;
     }
-    *unlogged = (life_list){0};
-    lives.log++;
+    *unlogged = (entry_list){0};
+    allocations.log++;
 }
 
 /* --- the list: the caller holds the lock ------------------------------------------------ */
 
 static bool
-missed_log(const mm_life *life)
+missed_log(const mm_allocation_entry *entry)
 {
-    return life->missed_log == lives.log;
+    return entry->missed_log == allocations.log;
 }
 
-static life_list *
-list_of(const mm_life *life)
+static entry_list *
+list_of(const mm_allocation_entry *entry)
 {
-    return missed_log(life) ? &lives.unlogged : &lives.listed;
+    return missed_log(entry) ? &allocations.unlogged : &allocations.listed;
 }
 
 static void
-append_life(mm_life *life)
+append_entry(mm_allocation_entry *entry)
 {
-    life_list *list = list_of(life);
+    entry_list *list = list_of(entry);
 
-    assert(!life->listed);
-    life->listed = true;
-    life->previous = list->last;
-    life->next = NULL;
-    *(list->last != NULL ? &list->last->next : &list->first) = life;
-    list->last = life;
+    assert(!entry->listed);
+    entry->listed = true;
+    entry->previous = list->last;
+    entry->next = NULL;
+    *(list->last != NULL ? &list->last->next : &list->first) = entry;
+    list->last = entry;
     list->count++;
 }
 
 static void
-remove_life(mm_life *life)
+remove_entry(mm_allocation_entry *entry)
 {
-    life_list *list = list_of(life);
+    entry_list *list = list_of(entry);
 
-    assert(life->listed && list->count > 0);
-    life->listed = false;
-    *(life->previous != NULL ? &life->previous->next : &list->first) = life->next;
-    *(life->next != NULL ? &life->next->previous : &list->last) = life->previous;
+    assert(entry->listed && list->count > 0);
+    entry->listed = false;
+    *(entry->previous != NULL ? &entry->previous->next : &list->first) = entry->next;
+    *(entry->next != NULL ? &entry->next->previous : &list->last) = entry->previous;
     list->count--;
 }
 
 static void
-add_new_life(mm_life *life)
+add_new_entry(mm_allocation_entry *entry)
 {
-    assert(life->serial == 0);
-    life->serial = ++lives.serial;
-    life->died = LIVES;
-    life->alive = true;
-    if (mm_lives_are_logged() && lives.room == 0) {
-        life->missed_log = lives.log;
-        lives.missed++;
-    } else if (mm_lives_are_logged()) {
-        lives.room--;
+    assert(entry->serial == 0);
+    entry->serial = ++allocations.serial;
+    entry->died = ALIVE;
+    entry->alive = true;
+    if (mm_allocations_are_logged() && allocations.room == 0) {
+        entry->missed_log = allocations.log;
+        allocations.missed++;
+    } else if (mm_allocations_are_logged()) {
+        allocations.room--;
     }
-    append_life(life);
+    append_entry(entry);
 }
 
 /* --- fork --------------------------------------------------------------------------------- */
@@ -129,7 +129,7 @@ static void
 forget_log_in_child(void)
 {
     end_log();
-    unlock_lives();
+    unlock_list();
 }
 
 /* Runs when this library is loaded, before any thread can hold the lock. */
@@ -138,112 +138,113 @@ static void register_fork_handlers(void) __attribute__((constructor));
 static void
 register_fork_handlers(void)
 {
-    (void)pthread_atfork(lock_lives, unlock_lives, forget_log_in_child);
+    (void)pthread_atfork(lock_list, unlock_list, forget_log_in_child);
 }
 
 /* --- births and deaths ------------------------------------------------------------------ */
 
 void
-mm_life_begin(mm_life *life, CUdeviceptr start, size_t size)
+mm_allocation_entry_add(mm_allocation_entry *entry, CUdeviceptr start, size_t size)
 {
     assert(start != 0 && size > 0);
-    life->start = start;
-    life->size = size;
-    life->born = mm_lives_are_logged() ? mm_raw_clock() : 0;
-    lock_lives();
-    add_new_life(life);
-    unlock_lives();
+    entry->start = start;
+    entry->size = size;
+    entry->born = mm_allocations_are_logged() ? mm_raw_clock() : 0;
+    lock_list();
+    add_new_entry(entry);
+    unlock_list();
 }
 
 void
-mm_life_end_listed(mm_life *life)
+mm_allocation_entry_end_listed(mm_allocation_entry *entry)
 {
-    lock_lives();
-    assert(life->alive);
-    life->alive = false;
-    if (!mm_lives_are_logged() || missed_log(life)) {
-        life->died = 0;
-        remove_life(life);
+    lock_list();
+    assert(entry->alive);
+    entry->alive = false;
+    if (!mm_allocations_are_logged() || missed_log(entry)) {
+        entry->died = 0;
+        remove_entry(entry);
     } else {
-        life->died = mm_raw_clock();
-        life->kept = true;
-        if (!life->dead) { /* else it ended before, and resumed */
-            life->dead = true;
-            life->next_dead = lives.dead;
-            lives.dead = life;
+        entry->died = mm_raw_clock();
+        entry->kept = true;
+        if (!entry->dead) { /* else it ended before, and resumed */
+            entry->dead = true;
+            entry->next_dead = allocations.dead;
+            allocations.dead = entry;
         }
     }
-    unlock_lives();
+    unlock_list();
 }
 
 void
-mm_life_resume(mm_life *life)
+mm_allocation_entry_resume(mm_allocation_entry *entry)
 {
-    if (life->serial == 0) {
+    if (entry->serial == 0) {
         return;
     }
-    lock_lives();
-    assert(!life->alive);
-    life->alive = true;
-    life->died = LIVES;
-    if (!life->listed) {
-        append_life(life);
+    lock_list();
+    assert(!entry->alive);
+    entry->alive = true;
+    entry->died = ALIVE;
+    if (!entry->listed) {
+        append_entry(entry);
     }
-    unlock_lives();
+    unlock_list();
 }
 
 static void
-free_container(mm_life *life, void *container)
+free_container(mm_allocation_entry *entry, void *container)
 {
-    free(life->name);
+    free(entry->name);
     free(container);
 }
 
 /* The end of the log may have released the struct meanwhile. */
 static void
-free_kept(mm_life *life, void *container)
+free_kept(mm_allocation_entry *entry, void *container)
 {
     bool in_log;
 
-    lock_lives();
-    in_log = life->dead;
+    lock_list();
+    in_log = entry->dead;
     if (in_log) {
-        life->container = container;
+        entry->container = container;
     }
-    unlock_lives();
+    unlock_list();
     if (!in_log) {
-        free_container(life, container);
+        free_container(entry, container);
     }
 }
 
 void
-mm_life_free(mm_life *life, void *container)
+mm_allocation_entry_free(mm_allocation_entry *entry, void *container)
 {
     assert(container != NULL);
-    mm_life_end(life);
-    if (life->kept) {
-        free_kept(life, container);
+    mm_allocation_entry_end(entry);
+    if (entry->kept) {
+        free_kept(entry, container);
     } else {
-        free_container(life, container);
+        free_container(entry, container);
     }
 }
 
 /* --- descriptions and names ------------------------------------------------------------- */
 
 void
-mm_life_describe(mm_life *life, const char *dtype, int dimensions, const int64_t *shape)
+mm_allocation_entry_describe(mm_allocation_entry *entry, const char *dtype, int dimensions,
+                             const int64_t *shape)
 {
-    assert(!atomic_load(&life->described) && dtype != NULL && dimensions >= 0);
-    life->dtype = dtype;
-    life->dimensions = dimensions;
+    assert(!atomic_load(&entry->described) && dtype != NULL && dimensions >= 0);
+    entry->dtype = dtype;
+    entry->dimensions = dimensions;
     for (int i = 0; i < dimensions && i < MM_LABEL_DIMENSIONS; i++) {
-        life->shape[i] = shape[i];
+        entry->shape[i] = shape[i];
     }
-    atomic_store_explicit(&life->described, true, memory_order_release);
+    atomic_store_explicit(&entry->described, true, memory_order_release);
 }
 
 int
-mm_life_set_name(mm_life *life, const char *name, mm_status *st)
+mm_allocation_entry_set_name(mm_allocation_entry *entry, const char *name, mm_status *st)
 {
     char *copy = NULL, *before;
 
@@ -251,72 +252,72 @@ mm_life_set_name(mm_life *life, const char *name, mm_status *st)
     if (name != NULL && (copy = mm_copy_text(name)) == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory");
     }
-    lock_lives();
-    before = life->name;
-    life->name = copy;
-    if (life->serial == 0 && life->size > 0 && copy != NULL) {
-        add_new_life(life);
+    lock_list();
+    before = entry->name;
+    entry->name = copy;
+    if (entry->serial == 0 && entry->size > 0 && copy != NULL) {
+        add_new_entry(entry);
     }
-    unlock_lives();
+    unlock_list();
     free(before);
     return 0;
 }
 
 /* The caller holds the lock, which protects the name. */
 static bool
-copy_name(const mm_life *life, char name[MM_NAME_BYTES + 1])
+copy_name(const mm_allocation_entry *entry, char name[MM_NAME_BYTES + 1])
 {
     name[0] = '\0';
-    if (life->name == NULL) {
+    if (entry->name == NULL) {
         return false;
     }
-    memcpy(name, life->name, strlen(life->name) + 1);
+    memcpy(name, entry->name, strlen(entry->name) + 1);
     return true;
 }
 
 bool
-mm_life_read_name(mm_life *life, char name[MM_NAME_BYTES + 1])
+mm_allocation_entry_read_name(mm_allocation_entry *entry, char name[MM_NAME_BYTES + 1])
 {
     bool named;
 
-    lock_lives();
-    named = copy_name(life, name);
-    unlock_lives();
+    lock_list();
+    named = copy_name(entry, name);
+    unlock_list();
     return named;
 }
 
 /* --- the log --------------------------------------------------------------------------- */
 
-/* A life as it was while the lock was held. */
+/* An entry as it was while the lock was held. */
 typedef struct {
-    mm_life_record record; /* without its label */
-    const mm_life *life;
+    mm_allocation_record record; /* without its label */
+    const mm_allocation_entry *entry;
     char name[MM_NAME_BYTES + 1]; /* empty without one */
 } draft;
 
-/* Takes some dead lives out of both lists, once no log runs. Returns those to be freed, linked by
+/* Takes some dead entries out of both lists, once no log runs. Returns those to be freed, linked by
  * next_dead; *done is true if none is left. The others resumed, or their memory owns them. */
-static mm_life *
+static mm_allocation_entry *
 take_dead(bool *done)
 {
-    mm_life *to_free = NULL;
+    mm_allocation_entry *to_free = NULL;
 
-    lock_lives();
-    assert(!mm_lives_are_logged());
-    for (int i = 0; i < BATCH && lives.dead != NULL; i++) {
-        mm_life *life = lives.dead;
-        lives.dead = life->next_dead;
-        life->dead = false;
-        if (life->died != LIVES && life->listed) {
-            remove_life(life);
+    lock_list();
+    assert(!mm_allocations_are_logged());
+    for (int i = 0; i < BATCH && allocations.dead != NULL; i++) {
+        mm_allocation_entry *entry = allocations.dead;
+        allocations.dead = entry->next_dead;
+        entry->dead = false;
+        if (entry->died != ALIVE && entry->listed) {
+            remove_entry(entry);
         }
-        if (life->container != NULL) {
-            life->next_dead = to_free;
-            to_free = life;
+        if (entry->container != NULL) {
+            entry->next_dead = to_free;
+            to_free = entry;
         }
     }
-    *done = lives.dead == NULL;
-    unlock_lives();
+    *done = allocations.dead == NULL;
+    unlock_list();
     return to_free;
 }
 
@@ -326,85 +327,85 @@ free_dead(void)
     bool done;
 
     do {
-        mm_life *life = take_dead(&done), *next;
-        for (; life != NULL; life = next) {
-            next = life->next_dead;
-            free_container(life, life->container);
+        mm_allocation_entry *entry = take_dead(&done), *next;
+        for (; entry != NULL; entry = next) {
+            next = entry->next_dead;
+            free_container(entry, entry->container);
         }
     } while (!done);
 }
 
 int
-mm_lives_log_start(size_t births, mm_status *st)
+mm_allocation_log_start(size_t births, mm_status *st)
 {
-    if (mm_lives_are_logged()) {
+    if (mm_allocations_are_logged()) {
         return mm_fail(st, MM_REFUSED, "a recording of memories is already running");
     }
     free_dead(); /* of a parent's log */
-    lock_lives();
-    lives.log_started = mm_raw_clock();
-    lives.room = births;
-    lives.missed = 0;
-    atomic_store(&mm_lives_logged, true);
-    unlock_lives();
+    lock_list();
+    allocations.log_started = mm_raw_clock();
+    allocations.room = births;
+    allocations.missed = 0;
+    atomic_store(&mm_allocations_logged, true);
+    unlock_list();
     return 0;
 }
 
 size_t
-mm_lives_log_count(void)
+mm_allocation_log_count(void)
 {
     size_t count;
 
-    lock_lives();
-    count = lives.listed.count;
-    unlock_lives();
+    lock_list();
+    count = allocations.listed.count;
+    unlock_list();
     return count;
 }
 
 uint64_t
-mm_lives_log_missed(void)
+mm_allocation_log_missed(void)
 {
     uint64_t missed;
 
-    lock_lives();
-    missed = lives.missed;
-    unlock_lives();
+    lock_list();
+    missed = allocations.missed;
+    unlock_list();
     return missed;
 }
 
-/* Copies the life behind `after`, or the first one; false behind the last. A life stays in the
+/* Copies the entry behind `after`, or the first one; false behind the last. An entry stays in the
  * list while the lock is released, because the log runs. */
 static bool
-draft_next(const mm_life *after, draft *d)
+draft_next(const mm_allocation_entry *after, draft *d)
 {
-    const mm_life *life;
+    const mm_allocation_entry *entry;
 
-    lock_lives();
-    assert(mm_lives_are_logged());
-    life = after ? after->next : lives.listed.first;
-    d->life = life;
-    if (life != NULL) {
-        bool before = life->born < lives.log_started;
-        d->record = (mm_life_record){.start = life->start,
-                                     .size = life->size,
-                                     .born = before ? 0 : life->born,
-                                     .died = life->died,
-                                     .serial = life->serial,
-                                     .pooled = life->pooled};
-        (void)copy_name(life, d->name);
+    lock_list();
+    assert(mm_allocations_are_logged());
+    entry = after ? after->next : allocations.listed.first;
+    d->entry = entry;
+    if (entry != NULL) {
+        bool before = entry->born < allocations.log_started;
+        d->record = (mm_allocation_record){.start = entry->start,
+                                           .size = entry->size,
+                                           .born = before ? 0 : entry->born,
+                                           .died = entry->died,
+                                           .serial = entry->serial,
+                                           .pooled = entry->pooled};
+        (void)copy_name(entry, d->name);
     }
-    unlock_lives();
-    return life != NULL;
+    unlock_list();
+    return entry != NULL;
 }
 
 /* Fills at most `capacity` records, and adds their number to *filled. */
 static int
-fill_records(mm_life_record *records, size_t capacity, size_t *filled, mm_status *st)
+fill_records(mm_allocation_record *records, size_t capacity, size_t *filled, mm_status *st)
 {
     draft d = {0};
 
-    while (*filled < capacity && draft_next(d.life, &d)) {
-        d.record.label = mm_life_label(d.life, d.name);
+    while (*filled < capacity && draft_next(d.entry, &d)) {
+        d.record.label = mm_allocation_entry_label(d.entry, d.name);
         if (d.record.label == NULL) {
             return mm_fail(st, MM_NO_MEMORY, "out of host memory");
         }
@@ -414,14 +415,14 @@ fill_records(mm_life_record *records, size_t capacity, size_t *filled, mm_status
 }
 
 int
-mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
+mm_allocation_log_copy(mm_allocation_record **out, size_t *count, mm_status *st)
 {
-    size_t capacity = mm_lives_log_count(), filled = 0;
-    mm_life_record *records;
+    size_t capacity = mm_allocation_log_count(), filled = 0;
+    mm_allocation_record *records;
 
     *out = NULL;
     *count = 0;
-    if (!mm_lives_are_logged()) {
+    if (!mm_allocations_are_logged()) {
         return mm_fail(st, MM_REFUSED, "no recording of memories is running");
     }
     records = calloc(capacity > 0 ? capacity : 1, sizeof *records);
@@ -429,7 +430,7 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
         return mm_fail(st, MM_NO_MEMORY, "out of host memory");
     }
     if (fill_records(records, capacity, &filled, st) < 0) {
-        mm_life_records_free(records, filled);
+        mm_allocation_records_free(records, filled);
         return -1;
     }
     *out = records;
@@ -438,7 +439,7 @@ mm_lives_log_copy(mm_life_record **out, size_t *count, mm_status *st)
 }
 
 void
-mm_life_records_free(mm_life_record *records, size_t count)
+mm_allocation_records_free(mm_allocation_record *records, size_t count)
 {
     for (size_t i = 0; records != NULL && i < count; i++) {
         free(records[i].label);
@@ -447,13 +448,13 @@ mm_life_records_free(mm_life_record *records, size_t count)
 }
 
 void
-mm_lives_log_stop(void)
+mm_allocation_log_stop(void)
 {
-    if (!mm_lives_are_logged()) {
+    if (!mm_allocations_are_logged()) {
         return;
     }
-    lock_lives();
+    lock_list();
     end_log();
-    unlock_lives();
+    unlock_list();
     free_dead();
 }

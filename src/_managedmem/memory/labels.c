@@ -38,36 +38,36 @@ write_size(char *text, uint64_t bytes)
 
 /* "float32[1024,1024]", with "..." for further lengths */
 static size_t
-write_array(char *text, const mm_life *life)
+write_array(char *text, const mm_allocation_entry *entry)
 {
-    size_t used = (size_t)snprintf(text, LABEL_BYTES, "%.24s[", life->dtype);
+    size_t used = (size_t)snprintf(text, LABEL_BYTES, "%.24s[", entry->dtype);
 
-    for (int i = 0; i < life->dimensions && i < MM_LABEL_DIMENSIONS; i++) {
+    for (int i = 0; i < entry->dimensions && i < MM_LABEL_DIMENSIONS; i++) {
         used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s%" PRId64, i > 0 ? "," : "",
-                                 life->shape[i]);
+                                 entry->shape[i]);
     }
     used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s]",
-                             life->dimensions > MM_LABEL_DIMENSIONS ? ",..." : "");
+                             entry->dimensions > MM_LABEL_DIMENSIONS ? ",..." : "");
     assert(used < LABEL_BYTES);
     return used;
 }
 
 char *
-mm_life_label(const mm_life *life, const char *name)
+mm_allocation_entry_label(const mm_allocation_entry *entry, const char *name)
 {
-    bool described = atomic_load_explicit(&life->described, memory_order_acquire);
+    bool described = atomic_load_explicit(&entry->described, memory_order_acquire);
     char text[LABEL_BYTES];
     size_t used;
 
-    assert(life->serial > 0);
+    assert(entry->serial > 0);
     if (name[0] != '\0') {
         return mm_copy_text(name);
     }
-    if (described && (life->dimensions != 1 || strcmp(life->dtype, "uint8") != 0)) {
-        used = write_array(text, life);
+    if (described && (entry->dimensions != 1 || strcmp(entry->dtype, "uint8") != 0)) {
+        used = write_array(text, entry);
     } else {
-        used = write_size(text, described ? (uint64_t)life->shape[0] : life->size);
+        used = write_size(text, described ? (uint64_t)entry->shape[0] : entry->size);
     }
-    (void)snprintf(text + used, LABEL_BYTES - used, " #%" PRIu64, life->serial);
+    (void)snprintf(text + used, LABEL_BYTES - used, " #%" PRIu64, entry->serial);
     return mm_copy_text(text);
 }

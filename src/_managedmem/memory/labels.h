@@ -7,8 +7,8 @@
 /* A copy with malloc; NULL if host memory ran out. */
 char *mm_copy_text(const char *text);
 
-/* The name or, if that is empty, dtype, shape and serial of a life that is in the list. With
+/* The name or, if that is empty, dtype, shape and serial of an entry that is in the list. With
  * malloc; NULL if host memory ran out. */
-char *mm_life_label(const mm_life *life, const char *name);
+char *mm_allocation_entry_label(const mm_allocation_entry *entry, const char *name);
 
 #endif

@@ -23,7 +23,7 @@ new_memory(CUdeviceptr start, size_t size, mm_status *st)
         .size = size,
         .device = MM_ANY_DEVICE,
         .order_lock = ATOMIC_FLAG_INIT,
-        .life = {.start = start, .size = size},
+        .entry = {.start = start, .size = size},
     };
     atomic_init(&m->references, 1);
     atomic_init(&m->holds, 1);
@@ -35,18 +35,18 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
 {
     mm_memory *m = new_memory(start, size, st);
 
-    if (m != NULL && mm_lives_are_logged()) {
-        m->life.born = mm_raw_clock(); /* if it gets a name */
+    if (m != NULL && mm_allocations_are_logged()) {
+        m->entry.born = mm_raw_clock(); /* if it gets a name */
     }
     return m;
 }
 
 void
-mm_memory_begin_life(mm_memory *m)
+mm_memory_add_entry(mm_memory *m)
 {
     assert(!m->owned);
     if (m->size > 0) {
-        mm_life_begin(&m->life, m->start, m->size);
+        mm_allocation_entry_add(&m->entry, m->start, m->size);
     }
 }
 
@@ -70,7 +70,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
-    mm_life_begin(&m->life, m->start, mm_whole_pages(size));
+    mm_allocation_entry_add(&m->entry, m->start, mm_whole_pages(size));
     return m;
 }
 
@@ -94,10 +94,10 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         free(m);
         return NULL;
     }
-    m->pooled = m->life.pooled = true;
+    m->pooled = m->entry.pooled = true;
     m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
-    mm_life_begin(&m->life, m->start, size);
+    mm_allocation_entry_add(&m->entry, m->start, size);
     return m;
 }
 
@@ -141,7 +141,7 @@ mm_memory_release_reference(mm_memory *m)
     assert(atomic_load(&m->references) > 0);
     if (atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) == 1) {
         assert(atomic_load(&m->holds) == 0);
-        mm_life_free(&m->life, m);
+        mm_allocation_entry_free(&m->entry, m);
     }
 }
 
@@ -166,8 +166,8 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
     return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
-/* The life ends after the free, which waits for work that still moves the memory. Another thread
- * may have the address by then, in a life with a higher serial. After a refused free the memory is
+/* The entry ends after the free, which waits for work that still moves the memory. Another thread
+ * may have the address by then, in an entry with a higher serial. After a refused free the memory is
  * still used, or freed late. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
@@ -177,7 +177,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
     assert(mm_guard_is_closed(&m->guard));
     rc = free_allocation(m, stream, st);
     if (rc == 0 || !mm_can_defer_free(st)) {
-        mm_life_end(&m->life);
+        mm_allocation_entry_end(&m->entry);
     }
     return rc;
 }
@@ -226,7 +226,7 @@ defer_pool_block(mm_memory *m)
     mm_pool_block *block = m->block;
 
     assert(mm_guard_is_closed(&m->guard));
-    mm_life_end(&m->life);
+    mm_allocation_entry_end(&m->entry);
     m->block = NULL;
     mm_pool_defer_free(block);
 }
@@ -294,7 +294,7 @@ mm_memory_retire(mm_memory *m)
     assert(atomic_load(&m->holds) == 0);
     if (!mm_memory_closing_blocks(m)) {
         if (!mm_guard_is_closed(&m->guard)) {
-            mm_life_end(&m->life); /* of wrapped memory; the struct can stay longer */
+            mm_allocation_entry_end(&m->entry); /* of wrapped memory; the struct can stay longer */
         }
         return;
     }
@@ -330,12 +330,12 @@ mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st
     return rc;
 }
 
-/* The life resumes first: from the reopening on, another thread can end it. */
+/* The entry resumes first: from the reopening on, another thread can end it. */
 void
 mm_memory_reopen(mm_memory *m)
 {
     assert(!m->owned);
-    mm_life_resume(&m->life);
+    mm_allocation_entry_resume(&m->entry);
     mm_guard_reopen(&m->guard);
 }
 
@@ -350,7 +350,7 @@ mm_memory_set_name(mm_memory *m, const char *name, bool *done, mm_status *st)
     if (!*done) {
         return 0;
     }
-    rc = mm_life_set_name(&m->life, name, st);
+    rc = mm_allocation_entry_set_name(&m->entry, name, st);
     mm_guard_leave(&m->guard);
     return rc;
 }

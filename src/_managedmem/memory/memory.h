@@ -36,7 +36,7 @@ typedef struct {
     bool pooled;      /* from a pool: freed in the order of a stream */
     mm_access access; /* of wrapped memory; set before other threads see it */
     atomic_flag order_lock; /* of block->order; held for a few instructions */
-    mm_life life; /* its place in the list of memories, and its name */
+    mm_allocation_entry entry; /* its place in the list of memories, and its name */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
@@ -53,7 +53,7 @@ mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CU
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
 /* Adds wrapped memory to the list of memories before it has a name: it ends with its buffer. */
-void mm_memory_begin_life(mm_memory *m);
+void mm_memory_add_entry(mm_memory *m);
 
 /* Acquires a hold and a reference. */
 void mm_memory_retain(mm_memory *m);

@@ -68,7 +68,7 @@ new_root(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout
         b->start = memory->start;
         set_layout(b, layout);
         assert(b->size == memory->size);
-        mm_life_describe(&memory->life, b->dtype->name, b->dimensions, b->shape);
+        mm_allocation_entry_describe(&memory->entry, b->dtype->name, b->dimensions, b->shape);
     }
     return (PyObject *)b;
 }
@@ -180,7 +180,7 @@ mm_buffer_raise_closed(const mm_buffer *b)
     char name[MM_NAME_BYTES + 1];
 
     MM_ASSERT_LEFT();
-    if (mm_life_read_name(&b->memory->life, name)) {
+    if (mm_allocation_entry_read_name(&b->memory->entry, name)) {
         PyErr_Format(PyExc_RuntimeError, "ManagedBuffer '%s' is closed", name);
     } else {
         PyErr_SetString(PyExc_RuntimeError, "ManagedBuffer is closed");
@@ -397,8 +397,9 @@ mm_buffer_get_name(PyObject *op, void *Py_UNUSED(closure))
 {
     char name[MM_NAME_BYTES + 1];
 
-    return mm_life_read_name(&mm_buffer_of(op)->memory->life, name) ? PyUnicode_FromString(name)
-                                                                    : Py_NewRef(Py_None);
+    return mm_allocation_entry_read_name(&mm_buffer_of(op)->memory->entry, name)
+               ? PyUnicode_FromString(name)
+               : Py_NewRef(Py_None);
 }
 
 int

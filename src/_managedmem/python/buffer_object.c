@@ -110,7 +110,7 @@ wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *ac
     bool done;
 
     if (memory != NULL && lives) {
-        mm_memory_begin_life(memory);
+        mm_memory_add_entry(memory);
     }
     if (memory != NULL && name != NULL && mm_memory_set_name(memory, name, &done, &st) < 0) {
         mm_buffer_release(memory);

@@ -45,10 +45,11 @@ mm_attribution_free(mm_attribution *a)
 }
 
 int
-mm_attribution_set_memories(mm_attribution *a, const mm_life_record *lives, size_t count,
-                            const mm_named_range *named, size_t named_count, mm_status *st)
+mm_attribution_set_memories(mm_attribution *a, const mm_allocation_record *allocations,
+                            size_t count, const mm_named_range *named, size_t named_count,
+                            mm_status *st)
 {
-    return mm_traced_memories_set(&a->memories, lives, count, named, named_count, st);
+    return mm_traced_memories_set(&a->memories, allocations, count, named, named_count, st);
 }
 
 size_t
@@ -333,7 +334,7 @@ compare_memories(const mm_traced_memory *a, const mm_traced_memory *b)
     const uint64_t right[] = {b->kind, b->start, b->size, b->serial, b->label != NULL};
 
     for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
-        /* The label of a life may have changed. */
+        /* The label of an allocation may have changed. */
         bool counts = i < 4 || a->kind == MM_MEMORY_NAMED;
         if (counts && left[i] != right[i]) {
             return left[i] < right[i] ? -1 : 1;

@@ -22,14 +22,15 @@ mm_attribution *mm_attribution_new(mm_status *st);
 void mm_attribution_free(mm_attribution *a);
 
 /* Sets the memories known so far. They begin with the memories of the last call, so that all keep
- * their indices; lives may have ended or changed their labels since. The arrays are copied.
+ * their indices; allocations may have ended or changed their labels since. The arrays are copied.
  *
  * An event belongs to the named range with its address, the last one given if several have it;
- * else to the life that had it at the start of the event (mm_memory_index_find); else to the
+ * else to the allocation that had it at the start of the event (mm_memory_index_find); else to the
  * foreign allocation that has it; else to the unknown memory of its 2 MiB block. */
-MM_NODISCARD int mm_attribution_set_memories(mm_attribution *a, const mm_life_record *lives,
-                                             size_t count, const mm_named_range *named,
-                                             size_t named_count, mm_status *st);
+MM_NODISCARD int mm_attribution_set_memories(mm_attribution *a,
+                                             const mm_allocation_record *allocations, size_t count,
+                                             const mm_named_range *named, size_t named_count,
+                                             mm_status *st);
 
 /* Asks `find` about the addresses of events that no memory has, and adds the allocations as
  * foreign memories. The allocation of a living memory is ignored: its address had another owner at
@@ -59,7 +60,7 @@ MM_NODISCARD int mm_attribution_merge(mm_attribution *a, const mm_attribution *o
 size_t mm_attribution_memories(const mm_attribution *a, const mm_traced_memory **out);
 size_t mm_attribution_rows(const mm_attribution *a, const mm_sums_row **out);
 
-/* The number of events that several lives had only with the margin of time, as between the end
+/* The number of events that several allocations had only with the margin of time, as between the end
  * of one and the beginning of the next at its address. */
 uint64_t mm_attribution_ambiguous(const mm_attribution *a);
 

@@ -42,7 +42,7 @@ note_asked(const mm_foreign_search *search, uint64_t address, mm_status *st)
     return 0;
 }
 
-/* Queries one address. Refuses an allocation whose life has not ended, or that contradicts an
+/* Queries one address. Refuses an allocation of ours that has not ended, or that contradicts an
  * earlier answer. */
 static bool
 find_new_allocation(const mm_foreign_search *search, uint64_t address, CUdeviceptr *start,

@@ -1,4 +1,4 @@
-/* memory_index.c: the search tree over lives, and its present time. */
+/* memory_index.c: the search tree over allocations, and its present time. */
 #include "memory_index.h"
 
 #include "../memory/event.h"
@@ -10,7 +10,7 @@
 void
 mm_memory_index_free(mm_memory_index *index)
 {
-    free(index->lives);
+    free(index->allocations);
     free(index->starts);
     free(index->reach);
     free(index->ends);
@@ -23,9 +23,9 @@ mm_memory_index_free(mm_memory_index *index)
 /* --- building ------------------------------------------------------------------------------ */
 
 static int
-compare_life_starts(const void *a, const void *b)
+compare_allocation_starts(const void *a, const void *b)
 {
-    const mm_indexed_life *left = a, *right = b;
+    const mm_indexed_allocation *left = a, *right = b;
 
     return (left->start > right->start) - (left->start < right->start);
 }
@@ -33,7 +33,7 @@ compare_life_starts(const void *a, const void *b)
 static int
 compare_borders(const void *a, const void *b)
 {
-    const mm_life_border *left = a, *right = b;
+    const mm_time_border *left = a, *right = b;
 
     return (left->time > right->time) - (left->time < right->time);
 }
@@ -43,10 +43,10 @@ allocate_index(mm_memory_index *index, size_t count, mm_status *st)
 {
     index->leaves = 1;
     while (index->leaves <= count) {
-        index->leaves *= 2; /* more leaves than lives: the last one is never used */
+        index->leaves *= 2; /* more leaves than allocations: the last one is never used */
     }
     if (count < UINT32_MAX) {
-        index->lives = calloc(count, sizeof *index->lives);
+        index->allocations = calloc(count, sizeof *index->allocations);
         index->starts = calloc(count, sizeof *index->starts);
         index->ends = calloc(2 * index->leaves, sizeof *index->ends);
         index->births = calloc(count, sizeof *index->births);
@@ -54,7 +54,7 @@ allocate_index(mm_memory_index *index, size_t count, mm_status *st)
         index->reach = calloc(count + 1, sizeof *index->reach);
         index->first = calloc(index->leaves + 1, sizeof *index->first);
     }
-    if (index->lives == NULL || index->starts == NULL || index->ends == NULL
+    if (index->allocations == NULL || index->starts == NULL || index->ends == NULL
         || index->births == NULL || index->deaths == NULL || index->reach == NULL
         || index->first == NULL) {
         mm_memory_index_free(index);
@@ -90,27 +90,28 @@ fill_buckets(mm_memory_index *index)
 }
 
 int
-mm_memory_index_build(mm_memory_index *index, const mm_indexed_life *lives, size_t count,
-                      mm_status *st)
+mm_memory_index_build(mm_memory_index *index, const mm_indexed_allocation *allocations,
+                      size_t count, mm_status *st)
 {
-    assert(index->count == 0 && index->lives == NULL);
+    assert(index->count == 0 && index->allocations == NULL);
     if (count == 0) {
         return 0;
     }
     if (allocate_index(index, count, st) < 0) {
         return -1;
     }
-    memcpy(index->lives, lives, count * sizeof *lives);
-    qsort(index->lives, count, sizeof *index->lives, compare_life_starts);
+    memcpy(index->allocations, allocations, count * sizeof *allocations);
+    qsort(index->allocations, count, sizeof *index->allocations, compare_allocation_starts);
     for (size_t i = 0; i < count; i++) {
-        mm_indexed_life *life = &index->lives[i];
-        uint64_t born = life->born, died = life->died > born ? life->died : born;
-        index->starts[i] = life->start;
-        index->births[i].time = born > MM_LIFE_MARGIN ? born - MM_LIFE_MARGIN : 0;
+        mm_indexed_allocation *allocation = &index->allocations[i];
+        uint64_t born = allocation->born, died = allocation->died > born ? allocation->died : born;
+        index->starts[i] = allocation->start;
+        index->births[i].time = born > MM_TIME_MARGIN ? born - MM_TIME_MARGIN : 0;
         index->deaths[i].time =
-            died < UINT64_MAX - MM_LIFE_MARGIN ? died + MM_LIFE_MARGIN : UINT64_MAX;
+            died < UINT64_MAX - MM_TIME_MARGIN ? died + MM_TIME_MARGIN : UINT64_MAX;
         index->births[i].rank = index->deaths[i].rank = (uint32_t)i;
-        index->reach[i + 1] = life->end > index->reach[i] ? life->end : index->reach[i];
+        index->reach[i + 1] =
+            allocation->end > index->reach[i] ? allocation->end : index->reach[i];
     }
     fill_buckets(index);
     qsort(index->births, count, sizeof *index->births, compare_borders);
@@ -138,22 +139,22 @@ set_end(mm_memory_index *index, size_t rank, uint64_t end)
 }
 
 /* On the way forwards births come before deaths, on the way back deaths before births, so that a
- * life of no length is there at no other time. */
+ * allocation of no length is there at no other time. */
 static void
 move_time(mm_memory_index *index, uint64_t time)
 {
-    const mm_life_border *births = index->births, *deaths = index->deaths;
+    const mm_time_border *births = index->births, *deaths = index->deaths;
 
     while (index->born < index->count && births[index->born].time <= time) {
         uint32_t rank = births[index->born++].rank;
-        set_end(index, rank, index->lives[rank].end);
+        set_end(index, rank, index->allocations[rank].end);
     }
     while (index->dead < index->count && deaths[index->dead].time < time) {
         set_end(index, deaths[index->dead++].rank, 0);
     }
     while (index->dead > 0 && deaths[index->dead - 1].time >= time) {
         uint32_t rank = deaths[--index->dead].rank;
-        set_end(index, rank, index->lives[rank].end);
+        set_end(index, rank, index->allocations[rank].end);
     }
     while (index->born > 0 && births[index->born - 1].time > time) {
         set_end(index, births[--index->born].rank, 0);
@@ -162,46 +163,46 @@ move_time(mm_memory_index *index, uint64_t time)
 
 /* --- queries ------------------------------------------------------------------------------- */
 
-/* The lives found so far that have an address at a time. */
+/* The allocations found so far that have an address at a time. */
 typedef struct {
     uint64_t address, time;
-    const mm_indexed_life *latest; /* of those that have it without the margin, if any do */
+    const mm_indexed_allocation *latest; /* of those that have it without the margin, if any do */
     size_t count, exact;
     uint64_t end; /* the lowest */
-} life_choice;
+} allocation_choice;
 
 static void
-consider_life(life_choice *choice, const mm_indexed_life *life)
+consider_allocation(allocation_choice *choice, const mm_indexed_allocation *allocation)
 {
-    bool exact = life->born <= choice->time && choice->time <= life->died;
+    bool exact = allocation->born <= choice->time && choice->time <= allocation->died;
 
-    choice->end = life->end < choice->end ? life->end : choice->end;
+    choice->end = allocation->end < choice->end ? allocation->end : choice->end;
     if (exact && choice->exact == 0) {
         choice->latest = NULL; /* better than all before */
     }
     choice->count++;
     choice->exact += exact;
     if (exact == (choice->exact > 0)
-        && (choice->latest == NULL || life->serial > choice->latest->serial)) {
-        choice->latest = life;
+        && (choice->latest == NULL || allocation->serial > choice->latest->serial)) {
+        choice->latest = allocation;
     }
 }
 
 static void
-consider_below(const mm_memory_index *index, size_t node, life_choice *choice)
+consider_below(const mm_memory_index *index, size_t node, allocation_choice *choice)
 {
     if (index->ends[node] <= choice->address) {
         return;
     }
     if (node >= index->leaves) {
-        consider_life(choice, &index->lives[node - index->leaves]);
+        consider_allocation(choice, &index->allocations[node - index->leaves]);
         return;
     }
     consider_below(index, 2 * node, choice);
     consider_below(index, 2 * node + 1, choice);
 }
 
-/* The number of lives that start at the address or below it. */
+/* The number of allocations that start at the address or below it. */
 static size_t
 starts_up_to(const mm_memory_index *index, uint64_t address)
 {
@@ -227,7 +228,7 @@ starts_up_to(const mm_memory_index *index, uint64_t address)
     return low;
 }
 
-/* The start of the first life that exists, from this rank on; UINT64_MAX if there is none. */
+/* The start of the first allocation that exists, from this rank on; UINT64_MAX if there is none. */
 static uint64_t
 next_start(const mm_memory_index *index, size_t rank)
 {
@@ -248,9 +249,9 @@ next_start(const mm_memory_index *index, size_t rank)
     return index->starts[node - index->leaves];
 }
 
-/* Considers the lives before this rank that exist. */
+/* Considers the allocations before this rank that exist. */
 static void
-consider_before(const mm_memory_index *index, size_t rank, life_choice *choice)
+consider_before(const mm_memory_index *index, size_t rank, allocation_choice *choice)
 {
     enum { NEAR = 8 };
 
@@ -266,7 +267,7 @@ consider_before(const mm_memory_index *index, size_t rank, life_choice *choice)
         }
         rank--;
         if (index->ends[index->leaves + rank] > choice->address) {
-            consider_life(choice, &index->lives[rank]);
+            consider_allocation(choice, &index->allocations[rank]);
         }
     }
 }
@@ -275,7 +276,7 @@ uint32_t
 mm_memory_index_find(mm_memory_index *index, uint64_t address, uint64_t time, uint64_t *limit,
                      bool *ambiguous)
 {
-    life_choice choice = {.address = address, .time = time, .end = *limit};
+    allocation_choice choice = {.address = address, .time = time, .end = *limit};
     size_t rank;
 
     assert(*limit > address);
@@ -302,7 +303,7 @@ mm_memory_index_has_living(const mm_memory_index *index, uint64_t start)
     size_t rank = index->count > 0 ? starts_up_to(index, start) : 0;
 
     while (rank > 0 && index->starts[rank - 1] == start) {
-        if (index->lives[--rank].died == UINT64_MAX) {
+        if (index->allocations[--rank].died == UINT64_MAX) {
             return true;
         }
     }

@@ -57,22 +57,22 @@ mm_recorded_free(mm_recorded_events *e)
 static int
 add_to_sums(mm_recorded_events *e, size_t count, mm_status *st)
 {
-    mm_life_record *lives = NULL;
-    size_t life_count = 0;
+    mm_allocation_record *allocations = NULL;
+    size_t allocation_count = 0;
     int rc;
 
     if (e->spilled_sums == NULL && (e->spilled_sums = mm_attribution_new(st)) == NULL) {
         return -1;
     }
-    if (mm_lives_log_copy(&lives, &life_count, st) < 0) {
+    if (mm_allocation_log_copy(&allocations, &allocation_count, st) < 0) {
         return -1;
     }
-    rc = mm_attribution_set_memories(e->spilled_sums, lives, life_count, NULL, 0, st);
+    rc = mm_attribution_set_memories(e->spilled_sums, allocations, allocation_count, NULL, 0, st);
     if (rc == 0) {
         rc = mm_attribution_add(e->spilled_sums, (uint32_t)e->part_count, e->spilled, count, NULL,
                                 st);
     }
-    mm_life_records_free(lives, life_count);
+    mm_allocation_records_free(allocations, allocation_count);
     return rc;
 }
 

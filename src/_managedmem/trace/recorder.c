@@ -47,8 +47,8 @@ struct mm_recording {
     bool waited;
     mm_clock_pair started, marked;
     /* After the end. */
-    mm_life_record *lives;
-    size_t life_count;
+    mm_allocation_record *allocations;
+    size_t allocation_count;
 };
 
 /* --- the clocks ----------------------------------------------------------------------------- */
@@ -300,7 +300,7 @@ free_recording(mm_recording *r)
 {
     assert(!r->has_thread);
     mm_recorded_free(&r->recorded);
-    mm_life_records_free(r->lives, r->life_count);
+    mm_allocation_records_free(r->allocations, r->allocation_count);
     mm_operation_lock_destroy(&r->turn);
     (void)pthread_mutex_destroy(&r->lock);
     free(r);
@@ -316,7 +316,7 @@ end_source(mm_recording *r)
     r->lost += mm_uvm_queue_dropped(&r->queue, r->types);
     mm_uvm_queue_close(&r->queue);
     unlock_recording(r);
-    mm_lives_log_stop();
+    mm_allocation_log_stop();
 }
 
 static int
@@ -338,7 +338,7 @@ record_events(mm_recording *r, bool wait, mm_status *st)
     bool waited;
 
     if (open_source(r, st) < 0 || (wait && wait_unless_capturing(r, &waited, st) < 0)
-        || mm_lives_log_start(r->options.limit, st) < 0 || mm_call_log_start(st) < 0) {
+        || mm_allocation_log_start(r->options.limit, st) < 0 || mm_call_log_start(st) < 0) {
         return -1;
     }
     if (mm_uvm_queue_enable(&r->queue, r->types, st) < 0) {
@@ -471,10 +471,10 @@ stop_in_turn(mm_recording *r, int rc, mm_status *st)
     (void)drain_queue(r);
     end_part(r);
     lock_recording(r);
-    if (mm_lives_log_copy(&r->lives, &r->life_count, rc == 0 ? st : &later) < 0) {
+    if (mm_allocation_log_copy(&r->allocations, &r->allocation_count, rc == 0 ? st : &later) < 0) {
         rc = -1;
     }
-    r->unlisted = mm_lives_log_missed();
+    r->unlisted = mm_allocation_log_missed();
     unlock_recording(r);
     end_recording(r);
     return rc;
@@ -600,19 +600,20 @@ static int
 set_memories(mm_recording *r, mm_attribution *sums, const mm_named_range *named,
              size_t named_count, mm_status *st)
 {
-    mm_life_record *lives = NULL;
+    mm_allocation_record *allocations = NULL;
     size_t count = 0;
     int rc;
 
     if (!mm_recording_is_running(r)) {
-        return mm_attribution_set_memories(sums, r->lives, r->life_count, named, named_count, st);
+        return mm_attribution_set_memories(sums, r->allocations, r->allocation_count, named,
+                                           named_count, st);
     }
     lock_recording(r);
-    rc = mm_lives_log_copy(&lives, &count, st);
+    rc = mm_allocation_log_copy(&allocations, &count, st);
     unlock_recording(r);
     if (rc == 0) {
-        rc = mm_attribution_set_memories(sums, lives, count, named, named_count, st);
-        mm_life_records_free(lives, count);
+        rc = mm_attribution_set_memories(sums, allocations, count, named, named_count, st);
+        mm_allocation_records_free(allocations, count);
     }
     return rc;
 }
@@ -697,7 +698,7 @@ mm_recording_read_report(mm_recording *r, mm_recording_report *report)
         .fatal_faults = r->parser.fatal_faults,
         .overhead = atomic_load(&r->overhead),
         .truncated = r->recorded.truncated,
-        .unlisted = own && mm_recording_is_running(r) ? mm_lives_log_missed() : r->unlisted,
+        .unlisted = own && mm_recording_is_running(r) ? mm_allocation_log_missed() : r->unlisted,
         .waited = r->waited,
     };
     unlock_if_own(r, own);

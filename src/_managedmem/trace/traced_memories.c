@@ -29,7 +29,7 @@ void
 mm_traced_memories_free(mm_traced_memories *memories)
 {
     free(memories->items);
-    free(memories->of_life);
+    free(memories->of_allocation);
     free(memories->of_name);
     free_labels(memories->labels);
     mm_memory_index_free(&memories->index);
@@ -103,11 +103,11 @@ is_same_label(const char *a, const char *b)
     return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
-/* --- lives and names ----------------------------------------------------------------------- */
+/* --- allocations and names ----------------------------------------------------------------------- */
 
 /* The new members, which replace the old ones once nothing can fail. */
 typedef struct {
-    uint32_t *of_life, *of_name;
+    uint32_t *of_allocation, *of_name;
     mm_label_block *labels;
     size_t count; /* of memories */
 } memory_update;
@@ -120,7 +120,7 @@ typedef struct {
 static void
 free_update(memory_update *update, memory_searches *searches)
 {
-    free(update->of_life);
+    free(update->of_allocation);
     free(update->of_name);
     free_labels(update->labels);
     mm_memory_index_free(&searches->index);
@@ -128,13 +128,13 @@ free_update(memory_update *update, memory_searches *searches)
 }
 
 static int
-allocate_update(memory_update *update, size_t lives, size_t names, mm_status *st)
+allocate_update(memory_update *update, size_t allocations, size_t names, mm_status *st)
 {
-    update->of_life = calloc(lives + 1, sizeof *update->of_life);
+    update->of_allocation = calloc(allocations + 1, sizeof *update->of_allocation);
     update->of_name = calloc(names + 1, sizeof *update->of_name);
-    if (update->of_life == NULL || update->of_name == NULL) {
+    if (update->of_allocation == NULL || update->of_name == NULL) {
         (void)mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu memories of a trace",
-                      lives + names);
+                      allocations + names);
         return -1;
     }
     return 0;
@@ -148,17 +148,19 @@ is_same_name(const mm_traced_memory *memory, const mm_named_range *named)
 }
 
 static int
-number_memories(const mm_traced_memories *memories, memory_update *update, size_t lives,
+number_memories(const mm_traced_memories *memories, memory_update *update, size_t allocations,
                 const mm_named_range *named, size_t names, mm_status *st)
 {
     size_t next = memories->count;
 
-    if (lives >= MM_NO_MEMORY_INDEX - next || names >= MM_NO_MEMORY_INDEX - next - lives) {
+    if (allocations >= MM_NO_MEMORY_INDEX - next
+        || names >= MM_NO_MEMORY_INDEX - next - allocations) {
         return mm_fail(st, MM_NO_MEMORY, "a trace can have %u memories at most",
                        MM_NO_MEMORY_INDEX - 1);
     }
-    for (size_t i = 0; i < lives; i++) {
-        update->of_life[i] = i < memories->lives ? memories->of_life[i] : (uint32_t)next++;
+    for (size_t i = 0; i < allocations; i++) {
+        update->of_allocation[i] =
+            i < memories->allocations ? memories->of_allocation[i] : (uint32_t)next++;
     }
     for (size_t i = 0; i < names; i++) {
         bool known =
@@ -170,10 +172,10 @@ number_memories(const mm_traced_memories *memories, memory_update *update, size_
 }
 
 static int
-index_lives(mm_memory_index *index, const uint32_t *of_life, const mm_life_record *lives,
-            size_t count, mm_status *st)
+index_allocations(mm_memory_index *index, const uint32_t *of_allocation,
+                  const mm_allocation_record *allocations, size_t count, mm_status *st)
 {
-    mm_indexed_life *indexed = calloc(count + 1, sizeof *indexed);
+    mm_indexed_allocation *indexed = calloc(count + 1, sizeof *indexed);
     size_t kept = 0;
     int rc;
 
@@ -181,14 +183,14 @@ index_lives(mm_memory_index *index, const uint32_t *of_life, const mm_life_recor
         return mm_fail(st, MM_NO_MEMORY, "out of host memory for an index of %zu memories", count);
     }
     for (size_t i = 0; i < count; i++) {
-        if (lives[i].size > 0) {
-            indexed[kept++] = (mm_indexed_life){
-                .start = lives[i].start,
-                .end = end_of_memory(lives[i].start, lives[i].size),
-                .born = lives[i].born,
-                .died = lives[i].died,
-                .serial = lives[i].serial,
-                .memory = of_life[i],
+        if (allocations[i].size > 0) {
+            indexed[kept++] = (mm_indexed_allocation){
+                .start = allocations[i].start,
+                .end = end_of_memory(allocations[i].start, allocations[i].size),
+                .born = allocations[i].born,
+                .died = allocations[i].died,
+                .serial = allocations[i].serial,
+                .memory = of_allocation[i],
             };
         }
     }
@@ -215,7 +217,7 @@ map_names(mm_address_map *map, const uint32_t *of_name, const mm_named_range *na
 /* Room for the labels of all memories: nothing is left of earlier ones. */
 static int
 reserve_labels(const mm_traced_memories *memories, memory_update *update,
-               const mm_life_record *lives, size_t count, const mm_named_range *named,
+               const mm_allocation_record *allocations, size_t count, const mm_named_range *named,
                size_t names, mm_status *st)
 {
     size_t bytes = 0;
@@ -224,7 +226,7 @@ reserve_labels(const mm_traced_memories *memories, memory_update *update,
         bytes += label_bytes(memories->items[i].label);
     }
     for (size_t i = 0; i < count; i++) {
-        bytes += label_bytes(lives[i].label);
+        bytes += label_bytes(allocations[i].label);
     }
     for (size_t i = 0; i < names; i++) {
         bytes += label_bytes(named[i].label);
@@ -235,20 +237,21 @@ reserve_labels(const mm_traced_memories *memories, memory_update *update,
 
 /* Writes the memories. Nothing can fail any more. */
 static void
-write_memories(mm_traced_memories *memories, memory_update *update, const mm_life_record *lives,
-               size_t count, const mm_named_range *named, size_t names)
+write_memories(mm_traced_memories *memories, memory_update *update,
+               const mm_allocation_record *allocations, size_t count, const mm_named_range *named,
+               size_t names)
 {
     for (size_t i = 0; i < count; i++) {
-        mm_traced_memory *memory = &memories->items[update->of_life[i]];
-        assert(i >= memories->lives || memory->serial == lives[i].serial);
+        mm_traced_memory *memory = &memories->items[update->of_allocation[i]];
+        assert(i >= memories->allocations || memory->serial == allocations[i].serial);
         *memory = (mm_traced_memory){.kind = MM_MEMORY_BUFFER,
-                                     .start = lives[i].start,
-                                     .size = lives[i].size,
-                                     .born = lives[i].born,
-                                     .died = lives[i].died,
-                                     .serial = lives[i].serial,
-                                     .pooled = lives[i].pooled,
-                                     .label = lives[i].label};
+                                     .start = allocations[i].start,
+                                     .size = allocations[i].size,
+                                     .born = allocations[i].born,
+                                     .died = allocations[i].died,
+                                     .serial = allocations[i].serial,
+                                     .pooled = allocations[i].pooled,
+                                     .label = allocations[i].label};
     }
     for (size_t i = 0; i < names; i++) {
         if (update->of_name[i] >= memories->count) {
@@ -267,40 +270,42 @@ write_memories(mm_traced_memories *memories, memory_update *update, const mm_lif
 /* Exchanges the members, so that free_update frees the old ones. */
 static void
 exchange_members(mm_traced_memories *memories, memory_update *update, memory_searches *searches,
-                 size_t lives, size_t names)
+                 size_t allocations, size_t names)
 {
-    memory_update old = {
-        .of_life = memories->of_life, .of_name = memories->of_name, .labels = memories->labels};
+    memory_update old = {.of_allocation = memories->of_allocation,
+                         .of_name = memories->of_name,
+                         .labels = memories->labels};
     memory_searches old_searches = {memories->index, memories->named};
 
     memories->labels = update->labels;
-    memories->of_life = update->of_life;
+    memories->of_allocation = update->of_allocation;
     memories->of_name = update->of_name;
     memories->index = searches->index;
     memories->named = searches->named;
     memories->count = update->count;
-    memories->lives = lives;
+    memories->allocations = allocations;
     memories->names = names;
     *update = old;
     *searches = old_searches;
 }
 
 int
-mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives, size_t count,
-                       const mm_named_range *named, size_t named_count, mm_status *st)
+mm_traced_memories_set(mm_traced_memories *memories, const mm_allocation_record *allocations,
+                       size_t count, const mm_named_range *named, size_t named_count,
+                       mm_status *st)
 {
     memory_update update = {0};
     memory_searches searches = {0};
     int rc = -1;
 
-    assert(count >= memories->lives);
+    assert(count >= memories->allocations);
     if (allocate_update(&update, count, named_count, st) == 0
         && number_memories(memories, &update, count, named, named_count, st) == 0
-        && index_lives(&searches.index, update.of_life, lives, count, st) == 0
+        && index_allocations(&searches.index, update.of_allocation, allocations, count, st) == 0
         && map_names(&searches.named, update.of_name, named, named_count, st) == 0
-        && reserve_labels(memories, &update, lives, count, named, named_count, st) == 0
+        && reserve_labels(memories, &update, allocations, count, named, named_count, st) == 0
         && mm_traced_memories_reserve(memories, update.count, st) == 0) {
-        write_memories(memories, &update, lives, count, named, named_count);
+        write_memories(memories, &update, allocations, count, named, named_count);
         exchange_members(memories, &update, &searches, count, named_count);
         rc = 0;
     }

@@ -15,7 +15,7 @@ typedef struct {
 } mm_named_range;
 
 typedef enum {
-    MM_MEMORY_BUFFER, /* a life */
+    MM_MEMORY_BUFFER, /* an allocation */
     MM_MEMORY_NAMED,
     MM_MEMORY_FOREIGN, /* an allocation of other code that still exists */
     MM_MEMORY_UNKNOWN /* a run of 2 MiB blocks with addresses that no other memory has */
@@ -25,8 +25,8 @@ typedef struct {
     mm_memory_kind kind;
     CUdeviceptr start;
     size_t size;
-    uint64_t born, died, serial; /* of a life; else 0, UINT64_MAX and 0 */
-    bool pooled; /* a life from a pool */
+    uint64_t born, died, serial; /* of an allocation; else 0, UINT64_MAX and 0 */
+    bool pooled; /* an allocation from a pool */
     const char *label; /* NULL for foreign and unknown memory */
 } mm_traced_memory;
 
@@ -37,21 +37,22 @@ typedef struct {
     mm_traced_memory *items;
     size_t count, capacity;
     mm_label_block *labels;
-    uint32_t *of_life, *of_name; /* indices of memories */
-    size_t lives, names;
-    mm_memory_index index; /* of the lives */
+    uint32_t *of_allocation, *of_name; /* indices of memories */
+    size_t allocations, names;
+    mm_memory_index index; /* of the allocations */
     mm_address_map named, foreign;
     mm_address_map unknown; /* MM_NO_MEMORY_INDEX: blocks that have no memory yet */
 } mm_traced_memories;
 
 void mm_traced_memories_free(mm_traced_memories *memories);
 
-/* Sets the lives and named ranges known so far, which begin with those of the last call. Lives may
- * have ended or changed their labels since. A name that is not at its former position is a new
- * memory. */
-MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories, const mm_life_record *lives,
-                                        size_t count, const mm_named_range *named,
-                                        size_t named_count, mm_status *st);
+/* Sets the allocations and named ranges known so far, which begin with those of the last call.
+ * Allocations may have ended or changed their labels since. A name that is not at its former
+ * position is a new memory. */
+MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories,
+                                        const mm_allocation_record *allocations, size_t count,
+                                        const mm_named_range *named, size_t named_count,
+                                        mm_status *st);
 
 /* Makes room for `count` memories in all: until there are more, they do not move. */
 MM_NODISCARD int mm_traced_memories_reserve(mm_traced_memories *memories, size_t count,
@@ -82,7 +83,7 @@ void mm_traced_memories_settle_unknown(mm_traced_memories *memories);
 
 /* The memory that has the first addresses from `start` on at a time, and in *end the end of these
  * addresses, at most `limit`. MM_NO_MEMORY_INDEX if there is none. Sets *ambiguous as
- * mm_memory_index_find does. Names come before lives, lives before foreign memory. */
+ * mm_memory_index_find does. Names come before allocations, allocations before foreign memory. */
 uint32_t mm_traced_memories_find(mm_traced_memories *memories, uint64_t start, uint64_t limit,
                                  uint64_t time, uint64_t *end, bool *ambiguous);
 
