@@ -36,7 +36,7 @@ from managedmem._tune_arguments import (
     points_of,
 )
 from managedmem._tune_report import TuneResult, entries_of
-from managedmem._tune_rules import Material, Seen, propose, propose_all, seen_in
+from managedmem._tune_rules import Material, PhaseEvidence, evidence_in, propose, propose_all
 from managedmem._tune_search import (
     OUT_OF_TIME,
     Clock,
@@ -177,7 +177,7 @@ class Tuning:
                 "replaces all of it"
             )
 
-    def look(self) -> list[Seen]:
+    def record_runs(self) -> list[PhaseEvidence]:
         """Trace some runs; [] if nothing can be recorded."""
         named_targets(self.targets)  # the step can have closed some
         trace = Trace()
@@ -207,9 +207,9 @@ class Tuning:
                 step(after=trace.mark)
         return True
 
-    def _read(self, trace: Trace) -> list[Seen]:
+    def _read(self, trace: Trace) -> list[PhaseEvidence]:
         named_targets(self.targets)  # the traced runs too
-        runs: list[Seen] = []
+        runs: list[PhaseEvidence] = []
         count = len(self.phases)
         for i, phase in enumerate(self.phases):
             slices = [trace.slices[run * count + i] for run in range(TRACED_RUNS)]
@@ -218,7 +218,7 @@ class Tuning:
                 for name, nbytes in self.sizes.items()
                 if nbytes
             }
-            runs += seen_in(phase.name, slices, memories, not self.clock.counted)
+            runs += evidence_in(phase.name, slices, memories, not self.clock.counted)
         used = {each.device for each in runs if each.device is not None} - self.devices
         self.devices |= used
         self.free |= _free_memory(used)
@@ -293,7 +293,7 @@ class Tuning:
         search = self.search
         gc.collect()
         self.warm_up()
-        seen = self.look()
+        seen = self.record_runs()
         search.warm_up(search.setting, search.limits.warmup)
         usual = search.measure_noise()
         material = self.material()

@@ -138,7 +138,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PhaseEvidence:
     """The bytes, faults and seconds of a memory in a phase, as means of a run."""
 
     name: str
@@ -204,12 +204,12 @@ def unasked(sums: TraceSums) -> int:
     return by_faults(sums, 0) + by_faults(sums, 1) + viewed(sums)
 
 
-def seen_in(
+def evidence_in(
     phase: str,
     slices: Sequence[TraceSlice],
     memories: Mapping[str, Sequence[TraceMemory]],
     timed: bool = True,
-) -> Iterator[Seen]:
+) -> Iterator[PhaseEvidence]:
     """The trace of one phase, one slice for each run; `memories` has theirs by name."""
     runs = len(slices)
     moved = {name: sum(map(unasked, found)) for name, found in memories.items()}
@@ -222,7 +222,7 @@ def seen_in(
         for each in _COUNTED:
             values = [getattr(memory, each) for memory in found]
             sums[each] = None if None in values else sum(values) / runs
-        yield Seen(
+        yield PhaseEvidence(
             name,
             phase,
             found[0].nbytes,
@@ -240,7 +240,7 @@ def seen_in(
         )
 
 
-def together(seen: Sequence[Seen]) -> Seen:
+def together(seen: Sequence[PhaseEvidence]) -> PhaseEvidence:
     """The sums of one memory over all phases."""
 
     def added(name: str) -> float | None:
@@ -318,7 +318,11 @@ def items_text(items: Iterable[Item]) -> str:
 
 
 def _candidate(
-    rule: str, items: Sequence[Item], seen: Sequence[Seen], reason: str, estimate: float | None
+    rule: str,
+    items: Sequence[Item],
+    seen: Sequence[PhaseEvidence],
+    reason: str,
+    estimate: float | None,
 ) -> Candidate:
     evidence: dict[str, int | float] = {}
     for name in ("arrived", "returned", "viewed", *_COUNTED):
@@ -332,7 +336,7 @@ def _candidate(
     )
 
 
-def _moves_text(seen: Sequence[Seen]) -> str:
+def _moves_text(seen: Sequence[PhaseEvidence]) -> str:
     arrived, returned = sum(s.arrived for s in seen), sum(s.returned for s in seen)
     brought = sum(s.viewed for s in seen)
     parts = [f"{size_text(round(arrived))} to the device"] if arrived else []
@@ -342,7 +346,9 @@ def _moves_text(seen: Sequence[Seen]) -> str:
     return ", ".join(texts)
 
 
-def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candidate, Seen]]:
+def prefetches(
+    material: Material, seen: Iterable[PhaseEvidence]
+) -> Iterator[tuple[Candidate, PhaseEvidence]]:
     """R1 and R2: what faults move in a phase is prefetched before it."""
     for each in seen:
         if each.phase not in material.points:
@@ -359,13 +365,13 @@ def prefetches(material: Material, seen: Iterable[Seen]) -> Iterator[tuple[Candi
             yield _candidate("R2", [item], [each], reason, wait * each.returned / moved), each
 
 
-def goes_both_ways(whole: Seen, arrived: float | None = None) -> bool:
+def goes_both_ways(whole: PhaseEvidence, arrived: float | None = None) -> bool:
     """True if faults, and ``numpy()`` for reads, move enough bytes in both directions in a run."""
     there = whole.arrived if arrived is None else arrived
     return counts(there, whole.nbytes) and counts(whole.returned + whole.viewed, whole.nbytes)
 
 
-def duplicated(material: Material, whole: Seen) -> Candidate | None:
+def duplicated(material: Material, whole: PhaseEvidence) -> Candidate | None:
     """R3, R4: read_mostly for memory that goes both ways, unless a device writes it."""
     base = material.base[whole.name]
     # The step may prefetch to the device and leave the way back to numpy().
@@ -389,7 +395,7 @@ def duplicated(material: Material, whole: Seen) -> Candidate | None:
     )
 
 
-def in_place(material: Material, whole: Seen, rule: str, reason: str) -> Candidate:
+def in_place(material: Material, whole: PhaseEvidence, rule: str, reason: str) -> Candidate:
     """The memory stays on the host, and the device uses it there."""
     device = whole.device
     users = [device] if device else []
@@ -399,7 +405,7 @@ def in_place(material: Material, whole: Seen, rule: str, reason: str) -> Candida
     )
 
 
-def used_in_place(material: Material, whole: Seen) -> Candidate | None:
+def used_in_place(material: Material, whole: PhaseEvidence) -> Candidate | None:
     """R5: access in place for memory that comes back in each run, above all small parts of it."""
     if not goes_both_ways(whole):
         return None
@@ -409,7 +415,7 @@ def used_in_place(material: Material, whole: Seen) -> Candidate | None:
     return in_place(material, whole, "R5", reason)
 
 
-def contested(material: Material, whole: Seen) -> Candidate | None:
+def contested(material: Material, whole: PhaseEvidence) -> Candidate | None:
     """R6: a place for memory that host and device compete for."""
     if not (whole.thrashing or whole.throttled):
         return None
@@ -429,9 +435,9 @@ def contested(material: Material, whole: Seen) -> Candidate | None:
     return _candidate("R6", [Advise(whole.name, policy, True)], [whole], reason, estimate)
 
 
-def overwritten(material: Material, seen: Sequence[Seen]) -> Iterator[Candidate]:
+def overwritten(material: Material, seen: Sequence[PhaseEvidence]) -> Iterator[Candidate]:
     """R8: contents that will be overwritten need not move."""
-    by_name: dict[str, list[Seen]] = {}
+    by_name: dict[str, list[PhaseEvidence]] = {}
     for each in seen:
         by_name.setdefault(each.name, []).append(each)
     for name, given in material.disposable.items():
@@ -443,7 +449,7 @@ def overwritten(material: Material, seen: Sequence[Seen]) -> Iterator[Candidate]
 
 
 def _discards(
-    material: Material, each: Seen, of_name: Sequence[Seen], sure: bool
+    material: Material, each: PhaseEvidence, of_name: Sequence[PhaseEvidence], sure: bool
 ) -> Iterator[Candidate]:
     """The discards before a phase. Unless it is sure to overwrite the memory, all its faults on the
     side that moves must be writes, and no other phase may write there on that side."""
@@ -534,7 +540,9 @@ def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Can
             yield joined(found)
 
 
-def fitted(material: Material, wholes: Sequence[Seen], moves: Sequence[Candidate]) -> list[str]:
+def fitted(
+    material: Material, wholes: Sequence[PhaseEvidence], moves: Sequence[Candidate]
+) -> list[str]:
     """R7: the names that fit the devices, those with most bytes by faults first."""
     left = {device: FREE_SHARE * nbytes for device, nbytes in material.free.items()}
     moved = {item.name for part in moves for item in part.items}
@@ -549,7 +557,7 @@ def fitted(material: Material, wholes: Sequence[Seen], moves: Sequence[Candidate
 
 
 def crowded(
-    material: Material, wholes: Sequence[Seen], moves: Sequence[Candidate]
+    material: Material, wholes: Sequence[PhaseEvidence], moves: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """R7: where devices are too small, what fits is prefetched, and the rest stays on the host."""
     everything = Setting().with_items(item for part in compatible(moves) for item in part.items)
@@ -577,9 +585,9 @@ def crowded(
         yield cold[0] if len(cold) == 1 else replace(joined(cold), rule="R7", reason=reason)
 
 
-def propose(material: Material, seen: Sequence[Seen]) -> list[Candidate]:
+def propose(material: Material, seen: Sequence[PhaseEvidence]) -> list[Candidate]:
     """The candidates that counters speak for, the largest estimate first."""
-    by_name: dict[str, list[Seen]] = {}
+    by_name: dict[str, list[PhaseEvidence]] = {}
     for each in seen:
         by_name.setdefault(each.name, []).append(each)
     wholes = [together(same) for same in by_name.values()]
@@ -603,7 +611,7 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
     for name in sorted(material.sizes, key=lambda each: -material.sizes[each]):
         base = material.base[name]
         for phase in material.phases:
-            each = Seen(name, phase, material.sizes[name], device)
+            each = PhaseEvidence(name, phase, material.sizes[name], device)
             if phase in material.points:
                 parts += (
                     _candidate(rule, [Prefetch(name, phase, place)], [each], reason, None)
@@ -618,7 +626,7 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
             copies = Advise(name, with_advice(base, read_mostly=True), False)
             in_place_policy = with_advice(base, Host(), [device], read_mostly=False)
             stays = Advise(name, in_place_policy, True)
-            whole = [Seen(name, "", material.sizes[name], device)]
+            whole = [PhaseEvidence(name, "", material.sizes[name], device)]
             parts += (
                 _candidate(rule, [item], whole, reason, None)
                 for rule, item in (("R3", copies), ("R5", stays))

@@ -6,7 +6,7 @@ import managedmem
 from canned_recorder import Canned
 from constants import KIB, MIB
 from managedmem import Device, Host, MigrationPolicy, _tune_rules
-from managedmem._tune_rules import Advise, Discard, Material, Prefetch, Seen, Setting
+from managedmem._tune_rules import Advise, Discard, Material, PhaseEvidence, Prefetch, Setting
 from step_costs import RUN, tuned
 
 pytestmark = pytest.mark.emulator_only
@@ -161,7 +161,7 @@ def material(sizes, **more):
 
 
 def seen_by(trace, phase, *names):
-    return list(_tune_rules.seen_in(phase, [trace], {name: [trace[name]] for name in names}))
+    return list(_tune_rules.evidence_in(phase, [trace], {name: [trace[name]] for name in names}))
 
 
 class TestContested:
@@ -195,7 +195,7 @@ class TestContested:
         ],
     )
     def test_the_side_with_more_faults_has_it(self, host_faults, mapped, expected):
-        seen = Seen(
+        seen = PhaseEvidence(
             "a", "fill", MIB, DEVICE, throttled=1.0, device_faults=5, host_faults=host_faults
         )
         given = material({"a": MIB}, mapped=frozenset(mapped))
@@ -208,7 +208,7 @@ class TestCrowded:
 
     def seen(self, **evicted):
         return [
-            Seen(name, "compute", size * MIB, DEVICE, arrived=size * MIB, **evicted)
+            PhaseEvidence(name, "compute", size * MIB, DEVICE, arrived=size * MIB, **evicted)
             for name, size in (("a", 40), ("b", 80), ("c", 30))
         ]
 
@@ -229,8 +229,8 @@ class TestCrowded:
     def test_evictions(self):
         sizes = {"a": 10 * MIB, "b": 20 * MIB}
         seen = [
-            Seen("a", "compute", 10 * MIB, DEVICE, arrived=10 * MIB, evicted=5 * MIB),
-            Seen("b", "compute", 20 * MIB, DEVICE, arrived=2 * MIB),
+            PhaseEvidence("a", "compute", 10 * MIB, DEVICE, arrived=10 * MIB, evicted=5 * MIB),
+            PhaseEvidence("b", "compute", 20 * MIB, DEVICE, arrived=2 * MIB),
         ]
         found = [c for c in _tune_rules.propose(material(sizes), seen) if c.rule == "R7"]
         assert [c.items for c in found if isinstance(c.items[0], Advise)] == [
@@ -245,7 +245,7 @@ class TestDiscards:
         return [c.items[0] for c in _tune_rules.propose(given, seen) if c.rule == "R8"]
 
     def seen(self, phase="compute", **faults):
-        return Seen("y", phase, 8 * MIB, DEVICE, arrived=8 * MIB, **faults)
+        return PhaseEvidence("y", phase, 8 * MIB, DEVICE, arrived=8 * MIB, **faults)
 
     def test_all_faults_must_be_writes(self):
         assert self.rules([self.seen(device_faults=9, device_write_faults=9)]) == [
@@ -270,7 +270,7 @@ class TestDiscards:
         assert self.rules([self.seen()], phases=["compute"]) == [Discard("y", "compute", DEVICE)]
 
     def test_the_host_overwrites_too(self):
-        one = Seen(
+        one = PhaseEvidence(
             "y", "fill", 8 * MIB, DEVICE, returned=8 * MIB, host_faults=5, host_write_faults=5
         )
         assert self.rules([one]) == [Discard("y", "fill", Host())]
@@ -315,8 +315,8 @@ class TestSettings:
 
 def test_advice_that_is_there_is_not_proposed():
     seen = [
-        Seen("a", "fill", 8 * MIB, DEVICE, returned=8 * MIB),
-        Seen("a", "compute", 8 * MIB, DEVICE, arrived=8 * MIB),
+        PhaseEvidence("a", "fill", 8 * MIB, DEVICE, returned=8 * MIB),
+        PhaseEvidence("a", "compute", 8 * MIB, DEVICE, arrived=8 * MIB),
     ]
 
     def advice(base):
