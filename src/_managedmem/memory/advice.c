@@ -2,7 +2,7 @@
  *
  * A driver advises every page of a range, but where the pages had different advice before, driver
  * 580 leaves out some of the records (conformance: records). Only records can be queried, so the
- * functions called settle_* repeat advice until it is recorded. */
+ * functions called readvise_* repeat advice until it is recorded. */
 #include "advice.h"
 
 #include <assert.h>
@@ -259,7 +259,7 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
  * Alternating them reaches every part. Failures are ignored, because the advice holds without a
  * record. */
 static void
-settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
+readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
     enum { MOST_REPETITIONS = 128 };
     CUdeviceptr end = mm_range_end(range);
@@ -281,7 +281,7 @@ settle_record(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation 
 
 /* The driver always records advice for the first page. */
 int
-mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
+mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
 {
     *node = mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0);
     if (mm_range_preferred_location(cu, mm_first_page(range), node, st) < 0) {
@@ -296,7 +296,7 @@ mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_stat
 /* Repeats the advice of members until all of them read back. A repetition for one member can drop
  * the record of another, so each round queries all of them. */
 static void
-settle_members(mm_driver *cu, mm_range range, mm_location_set members)
+readvise_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
     enum { MOST_ROUNDS = 8 };
     mm_location_set now;
@@ -308,7 +308,7 @@ settle_members(mm_driver *cu, mm_range range, mm_location_set members)
             return;
         }
         while (mm_next_location(&missing, &location)) {
-            settle_record(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
+            readvise_until_recorded(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
         }
     }
 }
@@ -404,7 +404,7 @@ restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocati
     if (before->whole) {
         CUmem_advise set = setting_advice(advice);
         if (cu->MemAdvise(range.start, range.size, set, before->location) == CUDA_SUCCESS) {
-            settle_record(cu, range, set, before->location);
+            readvise_until_recorded(cu, range, set, before->location);
         }
         return;
     }
@@ -446,8 +446,8 @@ mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLo
 }
 
 int
-mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
-                        mm_status *st)
+mm_range_advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice,
+                               CUmemLocation location, mm_status *st)
 {
     mm_scope scope;
     CUresult code;
@@ -457,7 +457,7 @@ mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     }
     code = cu->MemAdvise(range.start, range.size, advice, location);
     if (code == CUDA_SUCCESS) {
-        settle_record(cu, range, advice, location);
+        readvise_until_recorded(cu, range, advice, location);
     }
     mm_scope_leave(&scope);
     return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
@@ -478,7 +478,7 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     }
     code = cu->MemAdvise(range.start, range.size, advice, location);
     if (code == CUDA_SUCCESS) {
-        settle_record(cu, range, advice, location);
+        readvise_until_recorded(cu, range, advice, location);
         return 0;
     }
     restore_in_scope(cu, range, advice, location, &before, MM_FAILED);
@@ -598,7 +598,7 @@ set_members(mm_driver *cu, mm_range range, mm_location_set members)
     while (mm_next_location(&left, &location)) {
         MM_IGNORE(cu->MemAdvise(range.start, range.size, CU_MEM_ADVISE_SET_ACCESSED_BY, location));
     }
-    settle_members(cu, range, members);
+    readvise_members(cu, range, members);
 }
 
 int
@@ -621,7 +621,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
         rc = switch_members(cu, range, added, true, &done, st);
     }
     if (rc == 0 && added != 0) {
-        settle_members(cu, range, added);
+        readvise_members(cu, range, added);
     }
     if (rc < 0) {
         /* The failed call may have acted, because a driver may act and then report an earlier

@@ -40,8 +40,8 @@ MM_NODISCARD int mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise adv
                                  CUmemLocation location, mm_status *st);
 
 /* mm_range_advise, but nothing is restored after a failure. */
-MM_NODISCARD int mm_range_advise_settled(mm_driver *cu, mm_range range, CUmem_advise advice,
-                                         CUmemLocation location, mm_status *st);
+MM_NODISCARD int mm_range_advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice,
+                                                CUmemLocation location, mm_status *st);
 
 /* Only the driver call: for callers that read the records afterwards, and for ranges whose pages
  * have equal records. Where they differ, the driver may leave some records as they were. */
@@ -51,8 +51,8 @@ MM_NODISCARD int mm_range_advise_once(mm_driver *cu, mm_range range, CUmem_advis
 /* Queries the node that the driver recorded after a NUMA host was advised as preferred location.
  * If the machine ignores nodes, as machines with one node do, advises the host, which is the same
  * memory. Then, and on failure, the type of *node is not HOST_NUMA. */
-MM_NODISCARD int mm_range_settle_node(mm_driver *cu, mm_range range, CUmemLocation *node,
-                                      mm_status *st);
+MM_NODISCARD int mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node,
+                                        mm_status *st);
 
 /* One advice of a range before a call. */
 typedef struct {

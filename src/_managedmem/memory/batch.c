@@ -371,7 +371,7 @@ advise_merged(mm_driver *cu, const mm_batch *original, const mm_batch *merged, C
     }
     for (size_t i = 0; i < merged->count; i++) {
         const mm_transfer *t = &merged->transfers[i];
-        if (mm_range_advise_settled(cu, t->range, advice, t->location, st) < 0) {
+        if (mm_range_advise_until_recorded(cu, t->range, advice, t->location, st) < 0) {
             restore_advice(cu, original, merged, advice, before, i);
             return -1;
         }

@@ -89,10 +89,10 @@ recorded_preference(const change *c, const mm_policy *policy)
 }
 
 static int
-settle_span_node(change *c, CUmemLocation location, mm_status *st)
+readvise_span_node(change *c, CUmemLocation location, mm_status *st)
 {
     CUmemLocation node;
-    int rc = mm_range_settle_node(c->cu, c->span, &node, st);
+    int rc = mm_range_readvise_node(c->cu, c->span, &node, st);
 
     c->nodes_ignored = node.type != CU_MEM_LOCATION_TYPE_HOST_NUMA;
     if (rc == 0 && !c->nodes_ignored && location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) {
@@ -143,7 +143,7 @@ advise_span(change *c)
     rc = mm_range_advise_once(c->cu, c->span, advice, location, &st);
     if (rc == 0 && advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION && mm_is_numa_host(location)
         && c->span.allocation != 0) {
-        rc = settle_span_node(c, location, &st);
+        rc = readvise_span_node(c, location, &st);
     }
     if (begun != 0 && rc == 0 && is_first_advice(c)) {
         mm_record_advice(c->span, advice, location, begun);
@@ -195,7 +195,7 @@ extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const 
 
     assert(pages.size > 0);
     if (c->grouping != GROUP_ADJACENT && pages.allocation == 0) {
-        return; /* has no record to settle */
+        return; /* has no record */
     }
     while (c->grouping == GROUP_SINGLE && pages.start / page < (end - 1) / page) {
         mm_range first = mm_first_page(pages);
@@ -266,7 +266,7 @@ read_again(mm_driver *cu, const mm_page_runs *list, mm_page_runs *now, mm_status
 /* Repeats advice for pages without its record (see advice.c): first by runs of one record, which
  * are recorded completely, then page by page. */
 static void
-settle_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
+readvise_pages(change *c, const mm_page_runs *from, const mm_page_runs *to)
 {
     for (c->grouping = GROUP_EQUAL;
          c->grouping <= GROUP_SINGLE && c->unverified && c->failures == 0; c->grouping++) {
@@ -291,7 +291,7 @@ change_pages(mm_driver *cu, const mm_page_runs *from, const mm_page_runs *to,
     change c = {.cu = cu, .on_failure = on_failure, .st = st};
 
     change_all_attributes(&c, from, to);
-    settle_pages(&c, from, to);
+    readvise_pages(&c, from, to);
     if (on_failure != STOP_CHANGE && c.failures > MOST_NAMED) {
         mm_status_add(st, "And %zu more.", c.failures - MOST_NAMED);
     }

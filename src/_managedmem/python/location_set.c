@@ -129,7 +129,7 @@ list_of_members(mm_state *state, mm_location_set set)
 }
 
 static PyObject *
-present_members(PyObject *op)
+read_member_list(PyObject *op)
 {
     mm_location_set set;
 
@@ -140,7 +140,7 @@ present_members(PyObject *op)
 static PyObject *
 plain_set(PyObject *op)
 {
-    PyObject *list = present_members(op), *set;
+    PyObject *list = read_member_list(op), *set;
 
     assert(is_proxy(op));
     set = list ? PySet_New(list) : NULL;
@@ -248,7 +248,7 @@ set_length(PyObject *op)
 static PyObject *
 set_iter(PyObject *op)
 {
-    PyObject *list = present_members(op), *iterator;
+    PyObject *list = read_member_list(op), *iterator;
 
     iterator = list ? PyObject_GetIter(list) : NULL;
     Py_XDECREF(list);
@@ -585,8 +585,8 @@ set_discard(PyObject *op, PyObject *value)
     if (find_member(s->state, s->kind, s->owner, value, &member) < 0
         || read_before(s->kind, s->owner, member, &now) < 0
         || change_set(s, now, now & ~member) < 0
-        || ((member & ~now) != 0 && s->kind->remove_partial != NULL
-            && s->kind->remove_partial(s->owner, member) < 0)) {
+        || ((member & ~now) != 0 && s->kind->remove_from_parts != NULL
+            && s->kind->remove_from_parts(s->owner, member) < 0)) {
         return NULL;
     }
     Py_RETURN_NONE;

@@ -25,7 +25,7 @@ typedef struct {
 
     /* Removes a location that is not a member but that a part of the memory may have. NULL if no
      * part can have one. */
-    int (*remove_partial)(PyObject *owner, mm_location_set member);
+    int (*remove_from_parts)(PyObject *owner, mm_location_set member);
 
     /* Reads the location that a value stands for, member or not. TypeError or ValueError for a value
      * that stands for none. */

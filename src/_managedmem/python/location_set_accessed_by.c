@@ -87,7 +87,7 @@ unset_member(mm_driver *cu, mm_range range, const void *arguments, mm_status *st
 
 /* If the driver refuses this single call, nothing has to be restored. */
 static int
-remove_partial_accessed_by(PyObject *owner, mm_location_set member)
+remove_from_parts_accessed_by(PyObject *owner, mm_location_set member)
 {
     assert(member != 0);
     return mm_buffer_advise(mm_buffer_of(owner), unset_member, &member);
@@ -134,7 +134,7 @@ static const mm_set_kind accessed_by = {
     .read = read_accessed_by,
     .read_before = read_accessed_by_before,
     .change = change_accessed_by,
-    .remove_partial = remove_partial_accessed_by,
+    .remove_from_parts = remove_from_parts_accessed_by,
     .read_location = mm_read_location,
     .read_member = read_accessed_by_member,
 };

@@ -12,7 +12,7 @@
 typedef struct {
     mm_plan_entry entry;
     PyObject *kept; /* a tuple of its target and a memoryview or None */
-} addition;
+} new_entry;
 
 static int
 plan_grow(mm_plan_object *self)
@@ -66,7 +66,7 @@ mm_plan_drop_prepared(mm_plan_object *self)
 
 /* Takes ownership of new->kept. */
 static int
-plan_append(mm_plan_object *self, const addition *new)
+plan_append(mm_plan_object *self, const new_entry *new)
 {
     int rc = 0;
 
@@ -121,13 +121,13 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
 
 /* Reads a target; the caller sets its location. */
 static int
-read_plan_target(mm_state *state, PyObject *value, addition *new)
+read_plan_target(mm_state *state, PyObject *value, new_entry *new)
 {
     mm_target target;
     mm_driver *cu;
 
     assert(!PyErr_Occurred());
-    *new = (addition){.kept = NULL};
+    *new = (new_entry){.kept = NULL};
     if ((cu = mm_open(state)) == NULL
         || mm_target_read(state, cu, value, MM_PREFETCH, &target) < 0) {
         return -1;
@@ -175,7 +175,7 @@ mm_plan_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwn
     static mm_signature signature = {.doc = mm_plan_add_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
-    addition new;
+    new_entry new;
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || read_plan_target(state, argv[TARGET], &new) < 0) {
@@ -197,7 +197,7 @@ add_pair(mm_plan_object *self, mm_state *state, PyObject *value)
     bool sequence = PyTuple_Check(value) || PyList_Check(value);
     /* A tuple, because reading runs Python code, which may change a list. */
     PyObject *pair = sequence ? PySequence_Tuple(value) : Py_NewRef(value);
-    addition new;
+    new_entry new;
     int rc = -1;
 
     if (pair == NULL) {
@@ -294,7 +294,7 @@ plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
     items = mm_targets_tuple(state, targets, &is_collection);
     self = items ? mm_alloc_object(type) : NULL;
     for (Py_ssize_t i = 0; self != NULL && i < PyTuple_Size(items); i++) {
-        addition new;
+        new_entry new;
         int rc = read_plan_target(state, PyTuple_GetItem(items, i), &new);
         if (rc == 0) {
             new.entry.transfer.location = location;

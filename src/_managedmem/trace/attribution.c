@@ -138,37 +138,37 @@ typedef struct {
     uint32_t *memories; /* of each event, in the order of starts */
     size_t pieces; /* at most */
     uint64_t ambiguous;
-} addition;
+} event_batch;
 
 /* The event at a place in the order of starts. Later events and the entries that they change are
  * loaded into the cache ahead of their use. */
 static inline const mm_event *
-event_at(const mm_attribution *a, const addition *add, size_t i)
+event_at(const mm_attribution *a, const event_batch *batch, size_t i)
 {
     enum { AHEAD = 8 };
 
-    if (i + 2 * AHEAD < add->count) {
-        const mm_event *next = &add->events[mm_event_position(&add->order, i + AHEAD)];
-        __builtin_prefetch(&add->events[mm_event_position(&add->order, i + 2 * AHEAD)]);
+    if (i + 2 * AHEAD < batch->count) {
+        const mm_event *next = &batch->events[mm_event_position(&batch->order, i + AHEAD)];
+        __builtin_prefetch(&batch->events[mm_event_position(&batch->order, i + 2 * AHEAD)]);
         if (next->kind == MM_MOVE) {
             mm_block_table_expect(&a->replay.blocks, next->address);
         }
-        mm_sums_table_expect(&a->sums, add->memories[i + AHEAD]);
+        mm_sums_table_expect(&a->sums, batch->memories[i + AHEAD]);
     }
-    return &add->events[mm_event_position(&add->order, i)];
+    return &batch->events[mm_event_position(&batch->order, i)];
 }
 
 static void
-free_addition(addition *add)
+free_batch(event_batch *batch)
 {
-    mm_event_order_free(&add->order);
-    free(add->memories);
+    mm_event_order_free(&batch->order);
+    free(batch->memories);
 }
 
 /* Finds the memories of an event, notes the addresses without a memory, and makes room for its
  * pages. */
 static int
-locate_event(mm_attribution *a, addition *add, const mm_event *event, uint32_t *memory,
+locate_event(mm_attribution *a, event_batch *batch, const mm_event *event, uint32_t *memory,
              mm_status *st)
 {
     uint64_t at = event->address, limit = end_of_event(event), end = limit;
@@ -177,7 +177,7 @@ locate_event(mm_attribution *a, addition *add, const mm_event *event, uint32_t *
     bool is_whole = !mm_event_is_divisible(event) || limit - at == event->amount;
 
     *memory = MM_NO_MEMORY_INDEX;
-    add->pieces += at == limit;
+    batch->pieces += at == limit;
     if (event->kind == MM_MOVE && mm_page_replay_reserve(&a->replay, at, limit, st) < 0) {
         return -1;
     }
@@ -192,26 +192,26 @@ locate_event(mm_attribution *a, addition *add, const mm_event *event, uint32_t *
         }
         *memory = is_whole && end == limit ? found : DIVIDED;
         is_whole = false;
-        add->pieces++;
+        batch->pieces++;
         at = end;
     }
-    add->ambiguous += ambiguous;
+    batch->ambiguous += ambiguous;
     return 0;
 }
 
 static int
-locate_events(mm_attribution *a, addition *add, mm_status *st)
+locate_events(mm_attribution *a, event_batch *batch, mm_status *st)
 {
-    if (mm_event_order_make(&add->order, add->events, add->count, st) < 0) {
+    if (mm_event_order_make(&batch->order, batch->events, batch->count, st) < 0) {
         return -1;
     }
-    add->memories = calloc(add->count, sizeof *add->memories);
-    if (add->memories == NULL) {
-        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu events", add->count);
+    batch->memories = calloc(batch->count, sizeof *batch->memories);
+    if (batch->memories == NULL) {
+        return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu events", batch->count);
     }
-    for (size_t i = 0; i < add->count; i++) {
-        const mm_event *event = event_at(a, add, i);
-        if (locate_event(a, add, event, &add->memories[i], st) < 0) {
+    for (size_t i = 0; i < batch->count; i++) {
+        const mm_event *event = event_at(a, batch, i);
+        if (locate_event(a, batch, event, &batch->memories[i], st) < 0) {
             return -1;
         }
     }
@@ -229,7 +229,7 @@ reserve_pieces(mm_event_list *pieces, size_t more, mm_status *st)
 
 /* Makes room for the sums and pieces. */
 static int
-reserve_sums(mm_attribution *a, const addition *add, mm_event_list *pieces, mm_status *st)
+reserve_sums(mm_attribution *a, const event_batch *batch, mm_event_list *pieces, mm_status *st)
 {
     size_t unknown, memories, rows;
 
@@ -237,11 +237,11 @@ reserve_sums(mm_attribution *a, const addition *add, mm_event_list *pieces, mm_s
         return -1;
     }
     memories = a->memories.count + unknown;
-    rows = (add->pieces < memories ? add->pieces : memories) + 1; /* and the total */
+    rows = (batch->pieces < memories ? batch->pieces : memories) + 1; /* and the total */
     if (mm_sums_table_reserve(&a->sums, rows, memories, st) < 0) {
         return -1;
     }
-    return pieces != NULL ? reserve_pieces(pieces, add->pieces, st) : 0;
+    return pieces != NULL ? reserve_pieces(pieces, batch->pieces, st) : 0;
 }
 
 /* Adds an event, or a piece of one, that lies inside this memory. */
@@ -283,45 +283,45 @@ add_divided(mm_attribution *a, const mm_event *event, mm_event_list *pieces)
 }
 
 static void
-add_located(mm_attribution *a, uint32_t part, const addition *add, mm_event_list *pieces)
+add_located(mm_attribution *a, uint32_t part, const event_batch *batch, mm_event_list *pieces)
 {
     mm_host_views open = {.count = 0};
 
-    mm_traced_memories_settle_unknown(&a->memories);
+    mm_traced_memories_number_unknown(&a->memories);
     mm_sums_table_set_part(&a->sums, part);
     if (part != a->replayed_part) {
         mm_page_replay_begin_part(&a->replay);
         a->replayed_part = part;
     }
-    for (size_t i = 0; i < add->count; i++) {
-        mm_event event = *event_at(a, add, i);
+    for (size_t i = 0; i < batch->count; i++) {
+        mm_event event = *event_at(a, batch, i);
         if (mm_host_views_made(&open, &event)) {
             event.cause = MM_CAUSE_HOST_VIEW;
         }
-        if (add->memories[i] == DIVIDED) {
+        if (batch->memories[i] == DIVIDED) {
             add_divided(a, &event, pieces);
         } else {
-            add_piece(a, &event, add->memories[i], pieces);
+            add_piece(a, &event, batch->memories[i], pieces);
         }
     }
-    a->ambiguous += add->ambiguous;
+    a->ambiguous += batch->ambiguous;
 }
 
 int
 mm_attribution_add(mm_attribution *a, uint32_t part, const mm_event *events, size_t count,
                    mm_event_list *pieces, mm_status *st)
 {
-    addition add = {.events = events, .count = count};
+    event_batch batch = {.events = events, .count = count};
     int rc = -1;
 
     if (count == 0) {
         return 0;
     }
-    if (locate_events(a, &add, st) == 0 && reserve_sums(a, &add, pieces, st) == 0) {
-        add_located(a, part, &add, pieces);
+    if (locate_events(a, &batch, st) == 0 && reserve_sums(a, &batch, pieces, st) == 0) {
+        add_located(a, part, &batch, pieces);
         rc = 0;
     }
-    free_addition(&add);
+    free_batch(&batch);
     return rc;
 }
 
@@ -456,7 +456,7 @@ map_of_memories(mm_attribution *a, const mm_attribution *other, mm_status *st)
 static void
 merge_rows(mm_attribution *a, const mm_attribution *other, const uint32_t *indices)
 {
-    mm_traced_memories_settle_unknown(&a->memories);
+    mm_traced_memories_number_unknown(&a->memories);
     for (size_t i = 0; i < other->sums.count; i++) {
         const mm_sums_row *row = &other->sums.rows[i];
         uint32_t memory = MM_NO_MEMORY_INDEX;

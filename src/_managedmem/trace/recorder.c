@@ -234,7 +234,7 @@ end_drain_thread(mm_recording *r)
 /* Delivers the records of finished work and drains them. A record may come one flush late, so that
  * it ends after two flushes without any. */
 static int
-settle_records(mm_recording *r, mm_status *st)
+drain_until_quiet(mm_recording *r, mm_status *st)
 {
     enum { MOST_ROUNDS = 16, QUIET_ROUNDS = 2 };
 
@@ -420,7 +420,7 @@ mark_in_turn(mm_recording *r, mm_status *st)
     if (!mm_recording_is_running(r)) {
         return fail_ended(st);
     }
-    if (reserve_parts(r, st) < 0 || settle_records(r, st) < 0) {
+    if (reserve_parts(r, st) < 0 || drain_until_quiet(r, st) < 0) {
         return -1;
     }
     end_part(r);
@@ -464,7 +464,7 @@ stop_in_turn(mm_recording *r, int rc, mm_status *st)
 {
     mm_status later;
 
-    if (settle_records(r, rc == 0 ? st : &later) < 0) {
+    if (drain_until_quiet(r, rc == 0 ? st : &later) < 0) {
         rc = -1;
     }
     mm_uvm_queue_disable(&r->queue, r->types);

@@ -406,7 +406,7 @@ extend_unknown(mm_traced_memory *memory, const mm_address_range *blocks)
 }
 
 void
-mm_traced_memories_settle_unknown(mm_traced_memories *memories)
+mm_traced_memories_number_unknown(mm_traced_memories *memories)
 {
     mm_address_map *map = &memories->unknown;
     size_t kept = 0;

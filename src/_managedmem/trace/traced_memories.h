@@ -79,7 +79,7 @@ MM_NODISCARD int mm_traced_memories_reserve_unknown(mm_traced_memories *memories
 
 /* Gives each run of unknown blocks a memory, shared with an adjacent run if there is one. Needs the
  * room. */
-void mm_traced_memories_settle_unknown(mm_traced_memories *memories);
+void mm_traced_memories_number_unknown(mm_traced_memories *memories);
 
 /* The memory that has the first addresses from `start` on at a time, and in *end the end of these
  * addresses, at most `limit`. MM_NO_MEMORY_INDEX if there is none. Sets *ambiguous as
