@@ -12,8 +12,8 @@ from constants import EMULATED
 from managedmem import emulator
 from offloaded import LAYER, assert_same_module, batch, hooks_of, layers, nn, plain, same
 from tensors import gpu_only, mt, torch
+from twins import DEVICE, Twins
 
-DEVICE = 0
 WIDTH = 64
 BUDGET = 4 * LAYER
 STEP = "managedmem.torch._offload_optimizer.SplitStep"
@@ -101,20 +101,33 @@ CHANGES = [
 BUDGETS = {"most streamed": BUDGET, "most there": 7 * LAYER, "everything": 100 * LAYER}
 
 
-def optimizer_of(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+class Trained(Twins):
+    """A model that is offloaded with its optimizer, and changed and trained as its twin is."""
+
+    def __init__(self, on, count=8):
+        super().__init__(layers(count, on=on), lambda p: torch.optim.AdamW(p, lr=1e-2))
+        self.device = next(self.twin.parameters()).device
+
+    def change(self, change, seed):
+        """Change both; their optimizers then train what there is, with the state that is there."""
+        for model, optimizer in self.sides:
+            with torch.no_grad():
+                change(model, seed, self.device)
+            optimizer.param_groups[0]["params"][:] = list(model.parameters())
+
+    def train(self):
+        for i in range(3):
+            given = torch.full((4, WIDTH), 0.25 + i, device=self.device)
+            for model, _ in self.sides:
+                model(given).square().mean().backward()
+            self.apply()
+        self.check()
 
 
-def train(model, optimizer, device):
-    for i in range(3):
-        model(torch.full((4, WIDTH), 0.25 + i, device=device)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def set_parameters(optimizer, model):
-    """Train what the model has now, with the state that is there."""
-    optimizer.param_groups[0]["params"][:] = list(model.parameters())
+def check_numbers(model, handle):
+    """The module gives the numbers of a plain copy."""
+    with torch.no_grad():
+        assert same(model(batch(handle)), plain(model, handle)(batch(handle)))
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -140,64 +153,40 @@ class TestChanges:
 
     @pytest.mark.parametrize("early", [False, True], ids=["step", "step in backward"])
     def test_in_training(self, change, budget, early, on):
-        model = layers(on=on)
-        optimizer = optimizer_of(model)
-        with mt.offload(
-            model,
-            DEVICE,
-            budget=BUDGETS[budget],
-            optimizer=optimizer,
-            step_in_backward=early,
-        ) as handle:
-            twin = plain(model, handle)
-            plain_optimizer = optimizer_of(twin)
+        pair = Trained(on)
+        with pair.offload(BUDGETS[budget], step_in_backward=early) as handle:
             for seed in (7, 9):
-                with torch.no_grad():
-                    change(model, seed, handle.device)
-                    change(twin, seed, handle.device)
-                set_parameters(optimizer, model)
-                set_parameters(plain_optimizer, twin)
+                pair.change(change, seed)
                 handle.refresh()
-                train(model, optimizer, handle.device)
-                train(twin, plain_optimizer, handle.device)
-                assert_same_module(model, twin)
+                pair.train()
             assert handle.stats()["failures"] == 0
-        assert_same_module(model, twin)
+        pair.check()
         if torch.device(on).type == handle.device.type:  # else what is new is on the device still
-            train(model, optimizer, on)
-            train(twin, plain_optimizer, handle.device)
-            assert_same_module(model, twin)
+            pair.train()
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["step", "step in backward"])
 @pytest.mark.parametrize("order", ["group first", "refresh first", "after a pass"])
 def test_add_param_group_comes_before_or_after(order, early, on):
-    model = layers(on=on)
-    optimizer = optimizer_of(model)
-    with mt.offload(
-        model, DEVICE, budget=BUDGET, optimizer=optimizer, step_in_backward=early
-    ) as handle:
-        twin = plain(model, handle)
-        plain_optimizer = optimizer_of(twin)
-        for each in (model, twin):
-            adapters(each, 7, handle.device)
+    pair = Trained(on)
+    with pair.offload(BUDGET, step_in_backward=early) as handle:
+        for model, _ in pair.sides:
+            adapters(model, 7, handle.device)
         if order != "group first":
             handle.refresh()
         if order == "after a pass":
-            for each, its in ((model, optimizer), (twin, plain_optimizer)):
-                train(each, its, handle.device)
-                each.zero_grad()
-        for each, its in ((model, optimizer), (twin, plain_optimizer)):
-            new = [p for name, p in each.named_parameters() if ".down." in name or ".up." in name]
+            pair.train()
+            for model, _ in pair.sides:
+                model.zero_grad()
+        for model, optimizer in pair.sides:
+            new = [p for name, p in model.named_parameters() if ".down." in name or ".up." in name]
             assert len(new) == 4
-            its.add_param_group({"params": new, "lr": 0.02})
+            optimizer.add_param_group({"params": new, "lr": 0.02})
         if order == "group first":
             handle.refresh()
-        train(model, optimizer, handle.device)
-        train(twin, plain_optimizer, handle.device)
-        assert_same_module(model, twin)
+        pair.train()
         assert handle.stats()["failures"] == 0
-    assert_same_module(model, twin)
+    pair.check()
 
 
 class TestPlaces:
@@ -263,9 +252,8 @@ class TestPlaces:
             handle.refresh()
             assert handle.stats()["streamed"] > 0
             assert handle.stats()["held"] <= 12 * LAYER
-            twin = plain(model, handle)
             for _ in range(3):
-                assert same(model(batch(handle)), twin(batch(handle)))
+                check_numbers(model, handle)
             assert handle.stats()["loads"] > 0
 
     def test_parts_that_left_the_model_are_not_loaded(self, on):
@@ -286,7 +274,7 @@ class TestPlaces:
             two.append(fresh(0, on))
             handle.refresh()
             assert "two.8" in {part.name for part in handle.explain()}
-            assert same(two(batch(handle)), plain(two, handle)(batch(handle)))
+            check_numbers(two, handle)
 
     def test_on_the_device_of_its_submodule(self, device1):
         model = nn.Sequential(layers(4), layers(4))
@@ -338,9 +326,8 @@ class TestUsers:
                 model(batch(handle))
                 change(*(model, handle)[: change.__code__.co_argcount])
                 handle.refresh()
-                twin = plain(model, handle)
                 before = handle.stats()["acquired"]
-                assert same(model(batch(handle)), twin(batch(handle)))
+                check_numbers(model, handle)
             assert handle.stats()["acquired"] == before + 8
             assert all(mt.Offload.of(module) is handle for module in model.modules())
             assert {c.bus_bytes for c in handle.coverage.values()} == {0}
@@ -376,9 +363,7 @@ class TestUsers:
         with mt.offload(model, DEVICE, budget=budget, blocks=["0", "1", "2", "3"]) as handle:
             model[2].b.weight = fresh(0, on).weight
             handle.refresh()
-            with torch.no_grad():
-                twin = plain(model, handle)
-                assert same(model(batch(handle)), twin(batch(handle)))
+            check_numbers(model, handle)
             assert {c.bus_bytes for c in handle.coverage.values()} == {0}
 
 
@@ -460,15 +445,9 @@ class TestErrors:
         assert nth > 10
 
     def test_an_interrupt_before_the_step_knows_the_parts(self, on, monkeypatch):
-        model = layers(on=on)
-        optimizer = optimizer_of(model)
-        with mt.offload(model, DEVICE, budget=BUDGET, optimizer=optimizer) as handle:
-            twin = plain(model, handle)
-            plain_optimizer = optimizer_of(twin)
-            new_layers(model, 0, handle.device)
-            new_layers(twin, 0, handle.device)
-            set_parameters(optimizer, model)
-            set_parameters(plain_optimizer, twin)
+        pair = Trained(on)
+        with pair.offload(BUDGET) as handle:
+            pair.change(new_layers, 0)
 
             def interrupted(step, part):
                 monkeypatch.undo()
@@ -477,18 +456,15 @@ class TestErrors:
             monkeypatch.setattr(f"{STEP}._note_size", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 handle.refresh()
-            train(model, optimizer, handle.device)
-            train(twin, plain_optimizer, handle.device)
-            assert_same_module(model, twin)
+            pair.train()
 
 
 @gpu_only
 def test_gradients_of_parameters_over_the_same_memory_return_with_them():
-    model = layers(4)
-    optimizer = optimizer_of(model)
-    with mt.offload(model, DEVICE, budget="1 GiB", optimizer=optimizer) as handle:
-        other_parameters_over_the_same_memory(model, 0, handle.device)
-        set_parameters(optimizer, model)
+    pair = Trained("cpu", 4)
+    model, optimizer = pair.sides[0]
+    with pair.offload("1 GiB") as handle:
+        pair.change(other_parameters_over_the_same_memory, 0)
         handle.refresh()
         model(batch(handle)).sum().backward()
         optimizer.step()
@@ -512,8 +488,7 @@ def test_writes_of_read_only_models_are_noticed_in_new_parts(on):
     with mt.offload(model, DEVICE, budget=BUDGET, read_only=True) as handle, torch.no_grad():
         new_layers(model, 0, on)
         handle.refresh()
-        twin = plain(model, handle)
-        assert same(model(batch(handle)), twin(batch(handle)))
+        check_numbers(model, handle)
         streamed = {p.name for p in handle.explain() if p.place == "frames"} & {"16", "17", "18"}
         model[int(min(streamed))].weight.mul_(2)
         with pytest.raises(RuntimeError, match="was written although"):
@@ -548,7 +523,7 @@ def test_writes_of_another_parameter_over_the_same_memory_are_seen(read_only, on
             other.mul_(2)
             layer.weight = other
             handle.refresh()
-            assert same(layer(batch(handle)), plain(layer, handle)(batch(handle)))
+            check_numbers(layer, handle)
 
 
 @pytest.mark.filterwarnings("error")
@@ -558,8 +533,7 @@ def test_parameters_that_left_a_read_only_model_may_be_written(on):
         old, model[4].weight = model[4].weight, fresh(0, on).weight
         handle.refresh()
         old.mul_(2)
-        twin = plain(model, handle)
-        assert same(model(batch(handle)), twin(batch(handle)))
+        check_numbers(model, handle)
 
 
 @pytest.mark.filterwarnings("ignore:.* was given no optimizer")
@@ -580,29 +554,18 @@ def test_dropped_models_are_freed(on):
 @pytest.mark.parametrize("seed", range(12))
 def test_random_changes(seed, on):
     chance = random.Random(seed)
-    model = layers(6, on=on)
-    optimizer = optimizer_of(model)
+    pair = Trained(on, 6)
     budget = chance.choice([2, 4, 8, 40]) * LAYER
-    early = chance.random() < 0.3
-    with mt.offload(
-        model, DEVICE, budget=budget, optimizer=optimizer, step_in_backward=early
-    ) as handle:
-        twin = plain(model, handle)
-        plain_optimizer = optimizer_of(twin)
+    with pair.offload(budget, step_in_backward=chance.random() < 0.3) as handle:
         for step in range(12):
             change = chance.choice([c for c in CHANGES if c is not fewer_layers])
-            if chance.random() < 0.5 and not isinstance(model[0], Adapted):
-                with torch.no_grad():
-                    change(model, step, handle.device)
-                    change(twin, step, handle.device)
-                set_parameters(optimizer, model)
-                set_parameters(plain_optimizer, twin)
+            if chance.random() < 0.5 and not isinstance(pair.model[0], Adapted):
+                pair.change(change, step)
                 handle.refresh()
             elif chance.random() < 0.5:
-                train(model, optimizer, handle.device)
-                train(twin, plain_optimizer, handle.device)
+                pair.train()
             else:
                 with torch.no_grad():
-                    assert same(model(batch(handle)), twin(batch(handle)))
-            assert_same_module(model, twin)
-    assert_same_module(model, twin)
+                    assert same(pair.model(batch(handle)), pair.twin(batch(handle)))
+            pair.check()
+    pair.check()
