@@ -45,37 +45,6 @@ TEST(records_are_divided_at_borders)
     mm_attribution_free(a);
 }
 
-TEST(unknown_blocks_are_joined)
-{
-    mm_attribution *a = attribution_of(NULL, 0);
-    mm_event events[5];
-    mm_event_list pieces = {0};
-    const mm_event beside = up(9, BASE + 5 * BLOCK, PAGE), bridge = up(9, BASE + BLOCK, BLOCK);
-
-    for (size_t i = 0; i < 5; i++) { /* the blocks 4, 2, 3 and, apart, 8 and 9 */
-        const uint64_t blocks[] = {4, 2, 3, 8, 9};
-        events[i] = up(i, BASE + blocks[i] * BLOCK + PAGE, PAGE);
-    }
-    add(a, 0, events, 5, &pieces);
-    CHECK_EQUAL(memory_count(a), 2);
-    CHECK_EQUAL(memory_at(a, 0)->start, BASE + 2 * BLOCK);
-    CHECK_EQUAL(memory_at(a, 0)->size, 3 * BLOCK);
-    CHECK_EQUAL(memory_at(a, 1)->size, 2 * BLOCK);
-    CHECK_EQUAL(memory_at(a, 1)->died, ALWAYS);
-    CHECK(memory_at(a, 1)->label == NULL);
-    for (size_t i = 0; i < 5; i++) {
-        CHECK_EQUAL(pieces.items[i].memory, i < 3 ? 0 : 1);
-    }
-    add(a, 0, &beside, 1, NULL);
-    add(a, 0, &bridge, 1, NULL);
-    CHECK_EQUAL(memory_count(a), 2);
-    CHECK_EQUAL(memory_at(a, 0)->start, BASE + BLOCK);
-    CHECK_EQUAL(memory_at(a, 0)->size, 5 * BLOCK);
-    check_invariant(a);
-    free(pieces.items);
-    mm_attribution_free(a);
-}
-
 TEST(addresses_end_somewhere)
 {
     const mm_allocation_record record = record_of(UINT64_MAX - PAGE, 2 * PAGE, 0, ALWAYS, 1);
@@ -265,30 +234,6 @@ TEST(foreign_allocations_are_found)
     CHECK_EQUAL(memory_at(a, 6)->start, BASE + 64 * BLOCK);
     check_invariant(a);
     free(pieces.items);
-    mm_attribution_free(a);
-}
-
-TEST(small_foreign_allocations_share_pages)
-{
-    static allocations known;
-    mm_attribution *a = attribution_of(NULL, 0);
-    const mm_event move = up(5, BASE, 128 * KIB);
-    uint64_t bytes = 0;
-    mm_sums sums;
-
-    known.count = known.asked = 0;
-    for (uint64_t at = 0; at < 128 * KIB; at += 512 * (1 + at / 512 % 10)) {
-        known.items[known.count].start = BASE + at;
-        known.items[known.count++].size = 300;
-        bytes += 300;
-    }
-    CHECK(known.count > 20);
-    find_foreign(a, &move, 1, &known);
-    CHECK_EQUAL(memory_count(a), known.count);
-    add(a, 0, &move, 1, NULL);
-    sums = sums_of(a, 0, (uint32_t)known.count); /* unknown */
-    CHECK_EQUAL(moved_by(&sums), 128 * KIB - bytes);
-    check_invariant(a);
     mm_attribution_free(a);
 }
 

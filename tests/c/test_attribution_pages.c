@@ -6,38 +6,6 @@
 
 /* --- pages that turn back ------------------------------------------------------------------- */
 
-TEST(pages_turn_back_across_parts)
-{
-    const mm_allocation_record record = record_of(BASE, 64 * MIB, 0, ALWAYS, 1);
-    mm_attribution *a = attribution_of(&record, 1);
-    const mm_event first[] = {up(100, BASE, 4 * MIB), down(200, BASE, PAGE)};
-    const mm_event second[] = {
-        down(300, BASE, 6 * MIB), /* all but one page of 4 MiB across; 2 MiB are new */
-        up(400, BASE + 100, 2 * PAGE), /* within */
-        down(500, BASE + 10 * MIB, PAGE), /* new */
-    };
-    const mm_event third[] = {
-        up(600, BASE + 2 * PAGE + 100,
-           PAGE), /* bytes of two pages: one up since the second part */
-        down(700, BASE + PAGE, PAGE), /* it was up since the second part */
-        up(800, BASE + PAGE, PAGE), /* within */
-    };
-
-    add(a, 0, first, 2, NULL);
-    CHECK_EQUAL(turned_back(a, 0, 0), PAGE);
-    CHECK_EQUAL(turned_across(a, 0, 0), 0);
-    add(a, 1, second, 3, NULL);
-    CHECK_EQUAL(turned_back(a, 1, 0), 2 * PAGE);
-    CHECK_EQUAL(turned_across(a, 1, 0), 4 * MIB - PAGE);
-    add(a, 2, third, 3, NULL);
-    CHECK_EQUAL(turned_back(a, 2, 0), PAGE);
-    CHECK_EQUAL(turned_across(a, 2, 0), 100 + PAGE);
-    for (uint32_t part = 0; part < 3; part++) {
-        CHECK_EQUAL(turned_across(a, part, TOTAL), turned_across(a, part, 0));
-    }
-    mm_attribution_free(a);
-}
-
 /* A part sees its own moves as a trace of that part alone does, and all parts together see what one
  * part of all moves sees. */
 TEST(parts_divide_what_turns_back)
