@@ -1,6 +1,5 @@
 /* The emulated driver's own behaviour, where no answer of a real driver can be compared: the order
- * in which queued work runs, what moves and is counted, eviction, faults, threads. */
-#include <fcntl.h>
+ * in which queued work runs, what moves and is counted, threads. tests/emulator/ has the rest. */
 #include <pthread.h>
 #include <stdbool.h>
 #include <unistd.h>
@@ -58,61 +57,6 @@ TEST(pages_move_and_are_counted)
     CHECK_EQUAL(emu.mem_free(a), 0);
 }
 
-TEST(host_writes_populate)
-{
-    CUdeviceptr a = managed(2 * MIB);
-
-    ((volatile char *)(uintptr_t)a)[PAGE] = 1;
-    CHECK_EQUAL(location(a + PAGE, PAGE), 200);
-    CHECK_EQUAL(location(a + 2 * PAGE, PAGE), -1);
-    emu.counters_clear();
-    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(counted().htod, PAGE);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-}
-
-TEST(touches_follow_the_advice)
-{
-    CUdeviceptr a = managed(2 * MIB);
-
-    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, HOST, 0, NULL), 0);
-    CHECK_EQUAL(emu.advise(a, 2 * MIB, CU_MEM_ADVISE_SET_READ_MOSTLY, DEV0), 0);
-    emu.counters_clear();
-    CHECK_EQUAL(emu.touch(a, 2 * MIB, 0, 0), 0);
-    CHECK_EQUAL(counted().duplications, 2 * MIB / PAGE);
-    CHECK_EQUAL(location(a, 2 * MIB), 0);
-    CHECK_EQUAL(emu.touch(a, 2 * MIB, 0, 1), 0);
-    CHECK_EQUAL(location(a, 2 * MIB), 100);
-    CHECK_EQUAL(emu.advise(a, 2 * MIB, CU_MEM_ADVISE_UNSET_READ_MOSTLY, DEV0), 0);
-    CHECK_EQUAL(emu.touch(a, PAGE, -1, 0), 0);
-    CHECK_EQUAL(counted().cpu_faults, 1);
-    CHECK_EQUAL(location(a, PAGE), 200);
-    CHECK_EQUAL(emu.advise(a, 2 * MIB, CU_MEM_ADVISE_SET_ACCESSED_BY, DEV0), 0);
-    CHECK_EQUAL(emu.touch(a, PAGE, 0, 1), 0);
-    CHECK_EQUAL(location(a, PAGE), 200);
-    CHECK_EQUAL(counted().gpu_faults, 2 * MIB / (64 << 10));
-    CHECK_EQUAL(emu.touch(a, PAGE, 7, 0), -1);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    CHECK_EQUAL(emu.touch(a, PAGE, 0, 0), -1);
-}
-
-TEST(a_full_device_evicts_the_oldest_blocks)
-{
-    size_t size = (size_t)600 * MIB, gone = (size_t)176 * MIB, free_before, free_after, total;
-    CUdeviceptr a = managed(size), b = managed(size);
-
-    CHECK_EQUAL(emu.mem_info(&free_before, &total), 0);
-    CHECK_EQUAL(emu.prefetch(a, size, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(emu.prefetch(b, size, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(location(a, gone), 200);
-    CHECK_EQUAL(location(a + gone, size - gone), 100);
-    CHECK_EQUAL(location(b, size), 100);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    CHECK_EQUAL(emu.mem_free(b), 0);
-    CHECK_EQUAL(emu.mem_info(&free_after, &total), 0);
-    CHECK_EQUAL(free_after, free_before);
-}
-
 TEST(discarded_bytes_are_poisoned)
 {
     CUdeviceptr a = managed(2 * MIB), inside;
@@ -140,48 +84,6 @@ TEST(discarded_bytes_are_poisoned)
 
 /* ---- accesses of the host and of kernels ---- */
 
-/* The number of pages of a range that the kernel has mapped for the host. */
-static size_t
-mapped(CUdeviceptr ptr, size_t size)
-{
-    uint64_t entries[512];
-    size_t count = size / PAGE, found = 0;
-    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-
-    CHECK(file >= 0 && count <= sizeof entries / sizeof *entries);
-    CHECK_EQUAL(
-        pread(file, entries, count * sizeof *entries, (off_t)(ptr / PAGE * sizeof *entries)),
-        (ssize_t)(count * sizeof *entries));
-    for (size_t i = 0; i < count; i++) {
-        found += (size_t)(entries[i] >> 63);
-    }
-    CHECK_EQUAL(close(file), 0);
-    return found;
-}
-
-TEST(the_host_moves_pages_by_touching_them)
-{
-    CUdeviceptr a = managed(2 * MIB);
-    unsigned char *bytes = (unsigned char *)(uintptr_t)a;
-
-    memset(bytes, 1, 2 * MIB);
-    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(mapped(a, 2 * MIB), 0);
-    emu.counters_clear();
-    bytes[3 * PAGE] = 2;
-    CHECK_EQUAL(mapped(a, 2 * MIB), 1);
-    CHECK_EQUAL(location(a + (CUdeviceptr)3 * PAGE, PAGE), 200);
-    CHECK_EQUAL(location(a, (size_t)3 * PAGE), 100);
-    CHECK_EQUAL(counted().dtoh, PAGE);
-    CHECK_EQUAL(counted().cpu_faults, 1);
-    CHECK_EQUAL(emu.prefetch(a, 2 * MIB, DEV1, 0, NULL), 0);
-    CHECK_EQUAL(counted().htod, PAGE);
-    CHECK_EQUAL(counted().dtod, 2 * MIB - PAGE);
-    CHECK_EQUAL(bytes[3 * PAGE], 2);
-    CHECK_EQUAL(bytes[3 * PAGE + 1], 1);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-}
-
 static void
 write_first_page(void *argument)
 {
@@ -199,7 +101,6 @@ TEST(kernels_touch_for_their_device)
     CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes), 0);
     CHECK_EQUAL(emu.launch(NULL, write_first_page, bytes + PAGE), 0);
     CHECK_EQUAL(location(a, (size_t)2 * PAGE), 100);
-    CHECK_EQUAL(mapped(a, 2 * MIB), 0);
     CHECK_EQUAL(counted().gpu_faults, 2);
     CHECK_EQUAL(counted().dtod, PAGE);
     CHECK_EQUAL(counted().cpu_faults, 0);
@@ -393,24 +294,7 @@ TEST(host_functions_may_not_call_the_driver)
     CHECK_EQUAL(emu.launch(NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
 }
 
-/* ---- faults and threads ---- */
-
-TEST(armed_failures_happen_once)
-{
-    size_t before = emu.live_allocations();
-    CUdeviceptr a = 0;
-    int fired = emu.fail_fired();
-
-    CHECK_EQUAL(emu.fail("cuMemAllocManaged", 2, CUDA_ERROR_OUT_OF_MEMORY, 0), 0);
-    CHECK_EQUAL(emu.fail("*", 0, 1, 0), -1);
-    a = managed(PAGE);
-    CHECK_EQUAL(emu.alloc(&a, PAGE, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK_EQUAL(emu.live_allocations(), before + 1);
-    CHECK_EQUAL(emu.fail("*", 1, CUDA_ERROR_UNKNOWN, 1), 0);
-    CHECK_EQUAL(emu.mem_free(a), CUDA_ERROR_UNKNOWN);
-    CHECK_EQUAL(emu.live_allocations(), before);
-    CHECK_EQUAL(emu.fail_fired(), fired + 2);
-}
+/* ---- threads ---- */
 
 static void
 rest(void *argument)

@@ -256,27 +256,4 @@ TEST(wild_indices_do_no_harm)
     close_queue(&queue);
 }
 
-TEST(the_device_can_be_away)
-{
-    unsigned char *memory = pages(2 * PAGE);
-    uint64_t records = (uint64_t)(uintptr_t)memory;
-    int file;
-
-    CHECK_EQUAL(emu.disturb("absent", 1), 0);
-    CHECK_EQUAL(emu.open("/dev/nvidia-uvm-tools", O_RDWR), -1);
-    CHECK_EQUAL(errno, ENOENT);
-    CHECK_EQUAL(emu.disturb("absent", 0), 0);
-    CHECK_EQUAL(emu.disturb("denied", 1), 0);
-    CHECK_EQUAL(emu.open("/dev/nvidia-uvm-tools", O_RDWR), -1);
-    CHECK_EQUAL(errno, EACCES);
-    CHECK_EQUAL(emu.disturb("denied", 0), 0);
-    CHECK_EQUAL(emu.disturb("refused", 1), 0);
-    file = emu.open("/dev/nvidia-uvm-tools", O_RDWR);
-    CHECK_EQUAL(refused(file, records, 64, records + PAGE, space_file), 0x56);
-    CHECK_EQUAL(emu.disturb("refused", 0), 0);
-    CHECK_EQUAL(refused(file, records, 64, records + PAGE, space_file), 0);
-    CHECK_EQUAL(emu.close(file), 0);
-    CHECK_EQUAL(munmap(memory, 2 * PAGE), 0);
-}
-
 TEST_MAIN(open_queues)

@@ -47,23 +47,6 @@ TEST(moves_are_recorded_to_the_byte)
     close_queue(&queue);
 }
 
-TEST(discards_move_nothing)
-{
-    struct queue queue = open_queue(COUNT);
-    CUdeviceptr a = managed(BLOCK);
-    size_t size = BLOCK;
-    CUstream stream;
-
-    CHECK_EQUAL(emu.stream_create(&stream, CU_STREAM_NON_BLOCKING), 0);
-    store(a, BLOCK);
-    (void)drained(&queue);
-    CHECK_EQUAL(emu.discard(&a, &size, 1, 0, stream), 0);
-    CHECK_EQUAL(emu.prefetch(a, BLOCK, DEV0, 0, stream), 0);
-    CHECK_EQUAL(drained(&queue).records, 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    close_queue(&queue);
-}
-
 TEST(copies_of_read_mostly_pages_are_recorded)
 {
     struct queue queue = open_queue(COUNT);
@@ -85,25 +68,6 @@ TEST(copies_of_read_mostly_pages_are_recorded)
     CHECK_EQUAL(s.count[DUPLICATE_END], MIB / PAGE);
     CHECK_EQUAL(s.bytes[DUPLICATE_END], MIB);
     CHECK_EQUAL(s.count[MIGRATION], 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    close_queue(&queue);
-}
-
-TEST(remote_access_is_recorded_once)
-{
-    struct queue queue = open_queue(COUNT);
-    CUdeviceptr a = managed(2 * BLOCK);
-    struct sums s;
-
-    store(a, 2 * BLOCK);
-    CHECK_EQUAL(emu.advise(a, 2 * BLOCK, CU_MEM_ADVISE_SET_ACCESSED_BY, DEV0), 0);
-    (void)drained(&queue);
-    CHECK_EQUAL(emu.touch(a, 2 * BLOCK, 0, 0), 0);
-    CHECK_EQUAL(emu.touch(a, 2 * BLOCK, 0, 1), 0);
-    s = drained(&queue);
-    CHECK_EQUAL(s.count[MAP_REMOTE], 2);
-    CHECK_EQUAL(s.bytes[MAP_REMOTE], 2 * BLOCK);
-    CHECK_EQUAL(s.records, 2);
     CHECK_EQUAL(emu.mem_free(a), 0);
     close_queue(&queue);
 }
@@ -165,56 +129,6 @@ TEST(records_name_addresses_times_and_threads)
 
 /* ---- disturbances ---- */
 
-static struct sums
-disturbed(const char *name, unsigned int value, uint64_t *dropped)
-{
-    struct queue queue = open_queue(COUNT);
-    CUdeviceptr a = managed(BLOCK);
-    struct sums s;
-
-    CHECK_EQUAL(emu.disturb(name, value), 0);
-    store(a, 100 * PAGE);
-    s = drained(&queue);
-    *dropped = queue.control->dropped[CPU_FAULT];
-    CHECK_EQUAL(emu.disturb(name, 0), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    close_queue(&queue);
-    return s;
-}
-
-TEST(records_are_dropped_and_lost)
-{
-    uint64_t dropped = 0;
-
-    CHECK_EQUAL(disturbed("drop", 10, &dropped).records, 90);
-    CHECK_EQUAL(dropped, 10);
-    CHECK_EQUAL(disturbed("lose", 4, &dropped).records, 75);
-    CHECK_EQUAL(dropped, 0);
-    CHECK_EQUAL(emu.disturb("nonsense", 1), -1);
-}
-
-TEST(garbage_comes_between_records)
-{
-    struct queue queue = open_queue(COUNT);
-    CUdeviceptr a = managed(BLOCK);
-    size_t garbage = 0;
-
-    CHECK_EQUAL(emu.disturb("garbage", 5), 0);
-    store(a, 100 * PAGE);
-    flush();
-    CHECK_EQUAL(queue.control->put_behind, 120);
-    for (size_t i = 0; i < 120; i++) {
-        const unsigned char *record = queue.records + i * RECORD;
-        bool ours =
-            record[0] == CPU_FAULT && u64_at(record, 8) >= a && u64_at(record, 8) < a + 100 * PAGE;
-        garbage += !ours;
-    }
-    CHECK_EQUAL(garbage, 20);
-    CHECK_EQUAL(emu.disturb("garbage", 0), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    close_queue(&queue);
-}
-
 TEST(late_records_wait_for_flushes)
 {
     struct queue queue = open_queue(COUNT);
@@ -231,21 +145,6 @@ TEST(late_records_wait_for_flushes)
     CHECK_EQUAL(emu.disturb("late", 0), 0);
     CHECK_EQUAL(emu.mem_free(a), 0);
     close_queue(&queue); /* with records that were never delivered */
-}
-
-TEST(an_unknown_layout_says_other_sizes)
-{
-    struct queue queue = open_queue(COUNT);
-    CUdeviceptr a = managed(BLOCK);
-
-    CHECK_EQUAL(emu.disturb("layout", 1), 0);
-    store(a, BLOCK);
-    CHECK_EQUAL(emu.prefetch(a, BLOCK, DEV0, 0, NULL), 0);
-    CHECK_EQUAL(queue.records[(size_t)BLOCK / PAGE * RECORD], MIGRATION);
-    CHECK(u64_at(queue.records + (size_t)BLOCK / PAGE * RECORD, 16) != BLOCK);
-    CHECK_EQUAL(emu.disturb("layout", 0), 0);
-    CHECK_EQUAL(emu.mem_free(a), 0);
-    close_queue(&queue);
 }
 
 TEST_MAIN(open_queues)
