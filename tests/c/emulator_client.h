@@ -34,7 +34,6 @@
     X(ctx_sync, cuCtxSynchronize, 2000)       \
     X(ctx_set, cuCtxSetCurrent, 4000)         \
     X(retain, cuDevicePrimaryCtxRetain, 7000) \
-    X(mem_info, cuMemGetInfo, 3020)           \
     X(uuid, cuDeviceGetUuid, 11040)           \
     X(init, cuInit, 2000)
 
@@ -54,8 +53,6 @@ static struct {
     void (*counters_clear)(void);
     void (*schedule)(int lazy);
     int (*launch)(CUstream stream, void (*fn)(void *), void *argument);
-    int (*fail)(const char *function, unsigned int nth, int code, int after);
-    int (*fail_fired)(void);
     size_t (*live_allocations)(void);
     size_t (*live_streams)(void);
     /* of the event queues */
@@ -97,8 +94,6 @@ open_emulator(const char *path)
     load(library, "emu_counters_clear", (void *)&emu.counters_clear);
     load(library, "emu_schedule", (void *)&emu.schedule);
     load(library, "emu_launch", (void *)&emu.launch);
-    load(library, "emu_fail", (void *)&emu.fail);
-    load(library, "emu_fail_fired", (void *)&emu.fail_fired);
     load(library, "emu_live_allocations", (void *)&emu.live_allocations);
     load(library, "emu_live_streams", (void *)&emu.live_streams);
     load(library, "emu_uvm_open", (void *)&emu.open);

@@ -11,6 +11,9 @@
 
 enum { BLOCK_PAGES = 512 };
 
+static mm_places places; /* the answer of the last read_one() */
+static mm_status st;
+
 /* --- places ---------------------------------------------------------------------------------- */
 
 static mm_range
@@ -37,18 +40,17 @@ prefetch(mm_range range, int device)
 {
     CUmemLocation location =
         device < 0 ? mm_host() : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device);
-    mm_status st;
 
     CHECK_OK(mm_range_prefetch(world.cu, range, location, NULL, MM_DEFER_NO, &st), &st);
 }
 
 static int
-read_one(mm_pagemap_source *source, mm_range range, mm_places *places, mm_status *st)
+read_one(mm_pagemap_source *source, mm_range range)
 {
     mm_batch batch;
 
     mm_batch_one(&batch, range, mm_host());
-    return mm_places_read(world.cu, source, &batch, places, st);
+    return mm_places_read(world.cu, source, &batch, &places, &st);
 }
 
 /* Runs of one range, with offsets and sizes in bytes; hint is the device, -1 the host, NONE
@@ -62,7 +64,7 @@ typedef struct {
 } expected_run;
 
 static void
-check_place(const mm_places *places, const mm_place_run *run, const expected_run *expected)
+check_place(const mm_place_run *run, const expected_run *expected)
 {
     bool to_device = expected->hint >= 0;
 
@@ -71,7 +73,7 @@ check_place(const mm_places *places, const mm_place_run *run, const expected_run
     CHECK_EQUAL(run->evidence, to_device ? MM_BY_PAGE_MAP_AND_PREFETCH : MM_BY_PAGE_MAP);
     CHECK_EQUAL(run->hint != 0, expected->hint != NONE);
     if (run->hint != 0) {
-        CUmemLocation location = places->hint[run->hint - 1];
+        CUmemLocation location = places.hint[run->hint - 1];
         CHECK_EQUAL(location.type,
                     to_device ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_HOST);
         CHECK(!to_device || location.id == expected->hint);
@@ -82,15 +84,13 @@ static void
 check_places(mm_range range, const expected_run *expected, size_t count)
 {
     uint64_t offset = 0, on_host = 0;
-    mm_places places;
-    mm_status st;
 
-    CHECK_OK(read_one(&mm_kernel_pagemap, range, &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, range), &st);
     CHECK_EQUAL(places.count, 1);
     CHECK_EQUAL(places.range[0].count, count);
     for (size_t i = 0; i < count; i++) {
         CHECK_EQUAL(places.range[0].run[i].offset, offset);
-        check_place(&places, &places.range[0].run[i], &expected[i]);
+        check_place(&places.range[0].run[i], &expected[i]);
         offset += expected[i].size;
         on_host += expected[i].place == MM_PLACE_HOST ? expected[i].size : 0;
     }
@@ -156,13 +156,11 @@ TEST(hints_of_large_ranges_are_those_of_blocks)
 TEST(the_driver_is_asked_little)
 {
     mm_memory *m = world_allocate(64 * page_size());
-    mm_places places;
-    mm_status st;
 
     store(pages_of(m, 0, 64));
     world.log_clear();
     world.fail("cuCtxGetCurrent", 1, 999, 0);
-    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64)), &st);
     CHECK(!world.fail_fired()); /* all of it is mapped: not even a context is needed */
     world.fail_clear();
     mm_places_free(&places);
@@ -170,7 +168,7 @@ TEST(the_driver_is_asked_little)
     prefetch(pages_of(m, 8, 8), 0);
     prefetch(pages_of(m, 40, 8), 1);
     world.log_clear();
-    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64)), &st);
     mm_places_free(&places);
     CHECK_EQUAL(world_calls("cuMemRangeGetAttributes"), 2);
     mm_memory_release(m);
@@ -180,15 +178,13 @@ TEST(failures_leave_nothing)
 {
     mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
-    mm_places places;
-    mm_status st;
     int nth = 0, fired;
 
     prefetch(pages_of(m, 0, 20), 0);
     do {
         int rc;
         world.fail("cuMemRangeGetAttributes", (unsigned)++nth, 999, 0);
-        rc = read_one(&source, pages_of(m, 0, 64), &places, &st);
+        rc = read_one(&source, pages_of(m, 0, 64));
         fired = world.fail_fired();
         world.fail_clear();
         CHECK_EQUAL(rc < 0, fired != 0);
@@ -201,10 +197,10 @@ TEST(failures_leave_nothing)
     CHECK(nth > 40); /* one for the range, one for its block, then page by page */
     source = fresh_source();
     fake.open_error = ENOENT;
-    CHECK(read_one(&source, pages_of(m, 0, 64), &places, &st) < 0);
+    CHECK(read_one(&source, pages_of(m, 0, 64)) < 0);
     CHECK_EQUAL(st.kind, MM_SYSTEM_CALL);
     mm_places_free(&places);
-    CHECK_OK(read_one(&source, part_of(m, 10, 0), &places, &st), &st); /* needs no file */
+    CHECK_OK(read_one(&source, part_of(m, 10, 0)), &st); /* needs no file */
     mm_places_free(&places);
     mm_memory_release(m);
 }
@@ -214,7 +210,6 @@ TEST(failed_allocations_leave_nothing)
     mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     bool failed = true;
-    mm_status st;
 
     fake.nodes = "0-1\n";
     fake.move_pages = spread_pages;
@@ -224,10 +219,9 @@ TEST(failed_allocations_leave_nothing)
     }
     for (long nth = 1; failed; nth++) {
         long before = live_bytes();
-        mm_places places;
         int rc;
         fail_allocation(nth);
-        rc = read_one(&source, pages_of(m, 0, 64), &places, &st);
+        rc = read_one(&source, pages_of(m, 0, 64));
         failed = allocation_has_failed();
         CHECK_EQUAL(rc < 0, failed);
         CHECK(!failed || st.kind == MM_NO_MEMORY);
@@ -281,36 +275,35 @@ prepare_teller(const mm_memory *memory, size_t nth, CUresult code)
 }
 
 static void
-check_answer(const mm_range_places *places, size_t i, uint64_t size, mm_place place,
-             mm_place_evidence evidence)
+check_answer(size_t i, uint64_t size, mm_place place, mm_place_evidence evidence)
 {
-    CHECK(i < places->count);
-    CHECK_EQUAL(places->run[i].size, size);
-    CHECK_EQUAL(places->run[i].place, place);
-    CHECK_EQUAL(places->run[i].evidence, evidence);
+    const mm_range_places *found = &places.range[0];
+
+    CHECK(i < found->count);
+    CHECK_EQUAL(found->run[i].size, size);
+    CHECK_EQUAL(found->run[i].place, place);
+    CHECK_EQUAL(found->run[i].evidence, evidence);
 }
 
 TEST(the_driver_tells_the_devices)
 {
     mm_memory *m = world_allocate(64 * page_size());
     uint64_t page = page_size();
-    mm_places places;
-    mm_status st;
 
     world.cu->MemGetLocationInfo = world.locate;
     store(pages_of(m, 0, 32));
     prefetch(pages_of(m, 8, 8), 1);
     prefetch(pages_of(m, 16, 8), 0);
     world.log_clear();
-    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 5, 63 * page), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 5, 63 * page)), &st);
     CHECK_EQUAL(places.range[0].count, 5);
-    check_answer(&places.range[0], 0, 8 * page - 5, MM_PLACE_HOST, MM_BY_PAGE_MAP);
-    check_answer(&places.range[0], 1, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(0, 8 * page - 5, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    check_answer(1, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
     CHECK_EQUAL(places.hint[places.range[0].run[1].hint - 1].id, 1);
-    check_answer(&places.range[0], 2, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(2, 8 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
     CHECK_EQUAL(places.hint[places.range[0].run[2].hint - 1].id, 0);
-    check_answer(&places.range[0], 3, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
-    check_answer(&places.range[0], 4, 31 * page + 5, MM_PLACE_NOWHERE, MM_BY_DRIVER);
+    check_answer(3, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    check_answer(4, 31 * page + 5, MM_PLACE_NOWHERE, MM_BY_DRIVER);
     CHECK_EQUAL(places.range[0].on_host, 16 * page - 5);
     mm_places_free(&places);
     CHECK_EQUAL(world_calls("cuMemRangeGetAttributes"), 0);
@@ -322,8 +315,6 @@ TEST(the_driver_tells_the_devices)
 TEST(a_copy_on_the_host_counts)
 {
     mm_memory *m = world_allocate(8 * page_size());
-    mm_places places;
-    mm_status st;
     CUmemLocation told;
     mm_scope scope;
 
@@ -337,9 +328,9 @@ TEST(a_copy_on_the_host_counts)
     CHECK_EQUAL(world.locate(m->start, 1, 1, 1, &told), CUDA_SUCCESS);
     mm_scope_leave(&scope);
     CHECK_EQUAL(told.type, CU_MEM_LOCATION_TYPE_DEVICE);
-    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 8), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 8)), &st);
     CHECK_EQUAL(places.range[0].count, 1);
-    check_answer(&places.range[0], 0, 8 * page_size(), MM_PLACE_HOST, MM_BY_PAGE_MAP);
+    check_answer(0, 8 * page_size(), MM_PLACE_HOST, MM_BY_PAGE_MAP);
     mm_places_free(&places);
     world.cu->MemGetLocationInfo = NULL;
     mm_memory_release(m);
@@ -359,17 +350,15 @@ TEST(each_type_of_location_has_a_place)
         {6, 0x101, MM_PLACE_DEVICE, 1},  {77, 0, MM_PLACE_NOT_HOST, NONE},
     };
     mm_memory *m = world_allocate(4 * page_size());
-    mm_places places;
-    mm_status st;
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const mm_range_places *found;
         prepare_teller(m, 0, CUDA_SUCCESS);
         teller.answer[0] = mm_location((CUmemLocationType)rows[i].type, rows[i].id);
-        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 4), &places, &st), &st);
+        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 4)), &st);
         found = &places.range[0];
         CHECK_EQUAL(found->count, 1);
-        check_answer(found, 0, 4 * page_size(), rows[i].place, MM_BY_DRIVER);
+        check_answer(0, 4 * page_size(), rows[i].place, MM_BY_DRIVER);
         CHECK_EQUAL(found->run[0].hint != 0, rows[i].device != NONE);
         CHECK(rows[i].device == NONE || places.hint[0].id == rows[i].device);
         CHECK_EQUAL(found->on_host, rows[i].place == MM_PLACE_HOST ? 4 * page_size() : 0);
@@ -383,20 +372,18 @@ TEST(answers_are_few_at_a_time)
 {
     mm_memory *m = world_allocate(3 * MOST_ANSWERS * page_size());
     uint64_t page = page_size(), size = 3 * MOST_ANSWERS * page - 12;
-    mm_places places;
-    mm_status st;
 
     prepare_teller(m, 0, CUDA_SUCCESS);
     teller.answer[1] = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     teller.answer[2] = teller.answer[0];
     teller.answer[3] = teller.answer[0];
     teller.count = 4;
-    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 7, size), &places, &st), &st);
+    CHECK_OK(read_one(&mm_kernel_pagemap, part_of(m, 7, size)), &st);
     CHECK(teller.calls == 4 || teller.calls == 5); /* by the start's multiple of 16 MiB */
     CHECK_EQUAL(places.range[0].count, 3 * MOST_ANSWERS / 2 + 1);
-    check_answer(&places.range[0], 0, page - 7, MM_PLACE_DEVICE, MM_BY_DRIVER);
-    check_answer(&places.range[0], 1, page, MM_PLACE_DEVICE, MM_BY_DRIVER);
-    check_answer(&places.range[0], 2, 3 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(0, page - 7, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(1, page, MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(2, 3 * page, MM_PLACE_DEVICE, MM_BY_DRIVER);
     mm_places_free(&places);
     world.cu->MemGetLocationInfo = NULL;
     mm_memory_release(m);
@@ -406,21 +393,18 @@ TEST(a_driver_without_support_is_an_older_one)
 {
     mm_memory *m = world_allocate(64 * page_size());
     uint64_t page = page_size();
-    mm_places places;
-    mm_status st;
 
     store(pages_of(m, 8, 8));
     prefetch(pages_of(m, 16, 48), 1);
     for (size_t nth = 0; nth < 2; nth++) {
         prepare_teller(m, nth, CUDA_ERROR_NOT_SUPPORTED);
-        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64), &places, &st), &st);
+        CHECK_OK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 64)), &st);
         CHECK_EQUAL(teller.calls, nth + 1); /* it is not asked again */
         CHECK_EQUAL(places.range[0].count, 3);
-        check_answer(&places.range[0], 0, 8 * page, nth == 0 ? MM_PLACE_NOT_HOST : MM_PLACE_DEVICE,
+        check_answer(0, 8 * page, nth == 0 ? MM_PLACE_NOT_HOST : MM_PLACE_DEVICE,
                      nth == 0 ? MM_BY_PAGE_MAP : MM_BY_DRIVER);
-        check_answer(&places.range[0], 1, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
-        check_answer(&places.range[0], 2, 48 * page, MM_PLACE_NOT_HOST,
-                     MM_BY_PAGE_MAP_AND_PREFETCH);
+        check_answer(1, 8 * page, MM_PLACE_HOST, MM_BY_PAGE_MAP);
+        check_answer(2, 48 * page, MM_PLACE_NOT_HOST, MM_BY_PAGE_MAP_AND_PREFETCH);
         mm_places_free(&places);
     }
     world.cu->MemGetLocationInfo = NULL;
@@ -432,8 +416,6 @@ TEST(coherent_machines_need_the_driver)
 {
     mm_memory *m = world_allocate(8 * page_size());
     mm_pagemap_source source = fresh_source();
-    mm_places places;
-    mm_status st;
 
     fake.nodes = "0-1\n";
     store(pages_of(m, 0, 8));
@@ -441,16 +423,16 @@ TEST(coherent_machines_need_the_driver)
     prepare_teller(m, 0, CUDA_SUCCESS);
     teller.answer[1] = mm_host();
     teller.count = 2;
-    CHECK_OK(read_one(&source, pages_of(m, 0, 8), &places, &st), &st);
+    CHECK_OK(read_one(&source, pages_of(m, 0, 8)), &st);
     CHECK_EQUAL(fake.opened, 0);
     CHECK_EQUAL(places.range[0].count, 8);
-    check_answer(&places.range[0], 0, page_size(), MM_PLACE_DEVICE, MM_BY_DRIVER);
-    check_answer(&places.range[0], 1, page_size(), MM_PLACE_HOST, MM_BY_DRIVER);
+    check_answer(0, page_size(), MM_PLACE_DEVICE, MM_BY_DRIVER);
+    check_answer(1, page_size(), MM_PLACE_HOST, MM_BY_DRIVER);
     CHECK_EQUAL(places.range[0].on_host, 4 * page_size());
     CHECK(places.range[0].node_bytes == NULL);
     mm_places_free(&places);
     prepare_teller(m, 0, CUDA_ERROR_NOT_SUPPORTED);
-    CHECK(read_one(&source, pages_of(m, 0, 8), &places, &st) < 0);
+    CHECK(read_one(&source, pages_of(m, 0, 8)) < 0);
     CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK(strstr(st.detail, "direct_managed_mem_access_from_host") != NULL);
     CHECK_EQUAL(world.context_depth(), 0);
@@ -465,8 +447,6 @@ TEST(failed_answers_leave_nothing)
     mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     mm_range range = part_of(m, 9, 50 * page_size());
-    mm_places places;
-    mm_status st;
     int nth = 0, fired;
 
     store(pages_of(m, 20, 4));
@@ -474,7 +454,7 @@ TEST(failed_answers_leave_nothing)
     do {
         int rc;
         world.fail("*", (unsigned)++nth, 999, 0);
-        rc = read_one(&source, range, &places, &st);
+        rc = read_one(&source, range);
         fired = world.fail_fired();
         world.fail_clear();
         CHECK(rc == 0 || fired != 0);
@@ -486,7 +466,7 @@ TEST(failed_answers_leave_nothing)
     CHECK(nth > 3); /* the inside of a page, the pages before those on the host, and behind them */
     for (size_t call = 0; call < 3; call++) {
         prepare_teller(m, call, CUDA_ERROR_INVALID_VALUE);
-        CHECK(read_one(&source, range, &places, &st) < 0);
+        CHECK(read_one(&source, range) < 0);
         CHECK(st.kind == MM_DRIVER_CALL && strcmp(st.function, "cuMemGetLocationInfo") == 0);
         mm_places_free(&places);
     }
@@ -495,7 +475,7 @@ TEST(failed_answers_leave_nothing)
         int rc;
         world.cu->MemGetLocationInfo = world.locate;
         fail_allocation(allocation);
-        rc = read_one(&source, range, &places, &st);
+        rc = read_one(&source, range);
         failed = allocation_has_failed();
         CHECK_EQUAL(rc < 0, failed != 0);
         CHECK(!failed || st.kind == MM_NO_MEMORY);
@@ -534,7 +514,7 @@ TEST(system_memory_needs_the_call_and_devices_that_reach_it)
 
     world.cu->DeviceGetAttribute = get_pageable;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        mm_status st = {.kind = MM_OK};
+        st.kind = MM_OK;
         pageable_devices = rows[i].pageable;
         world.cu->MemGetLocationInfo = rows[i].tells ? tell : NULL;
         CHECK_EQUAL(mm_range_check(world.cu, &range, MM_LOCATE, &st),
@@ -551,17 +531,15 @@ TEST(system_memory_needs_the_call_and_devices_that_reach_it)
 TEST(systems_whose_page_map_says_nothing_are_refused)
 {
     mm_memory *m = world_allocate(page_size());
-    mm_places places;
-    mm_status st;
 
     world.cu->concurrent_access = false;
-    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1)) < 0);
     CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK(strstr(st.detail, "concurrent_managed_access") != NULL);
     mm_places_free(&places);
     world.cu->concurrent_access = true;
     world.cu->direct_host_access = true;
-    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1), &places, &st) < 0);
+    CHECK(read_one(&mm_kernel_pagemap, pages_of(m, 0, 1)) < 0);
     CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK(strstr(st.detail, "direct_managed_mem_access_from_host") != NULL);
     mm_places_free(&places);
@@ -574,14 +552,12 @@ TEST(places_have_the_bytes_of_nodes)
     mm_memory *m = world_allocate(64 * page_size());
     mm_pagemap_source source = fresh_source();
     uint64_t page = page_size(), sum = 0;
-    mm_places places;
-    mm_status st;
 
     fake.nodes = "0-2\n";
     fake.move_pages = spread_pages;
     node_start = m->start;
     store(pages_of(m, 0, 32));
-    CHECK_OK(read_one(&source, part_of(m, 10, 64 * page - 20), &places, &st), &st);
+    CHECK_OK(read_one(&source, part_of(m, 10, 64 * page - 20)), &st);
     for (int node = 0; node < MM_MOST_NODES; node++) {
         sum += places.range[0].node_bytes[node];
     }
@@ -590,7 +566,7 @@ TEST(places_have_the_bytes_of_nodes)
     CHECK_EQUAL(sum, 25 * page); /* without 0 5 10 15 20 25 30 */
     mm_places_free(&places);
     fake.move_pages = refuse_to_tell;
-    CHECK_OK(read_one(&source, pages_of(m, 0, 64), &places, &st), &st);
+    CHECK_OK(read_one(&source, pages_of(m, 0, 64)), &st);
     CHECK(places.range[0].node_bytes == NULL);
     mm_places_free(&places);
     mm_memory_release(m);
