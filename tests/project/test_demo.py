@@ -117,10 +117,6 @@ def test_demo_counts_instead_of_timing(report: str) -> None:
     assert "times mean nothing" in report
 
 
-def test_demo_lines_fit_a_page(report: str) -> None:
-    assert max(map(len, report.splitlines())) <= 110
-
-
 def test_demo_without_numpy() -> None:
     text = printed("demo", code=BLOCKED + RUN)
     assert "plain Python on the host" in text

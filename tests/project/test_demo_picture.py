@@ -2,7 +2,6 @@
 
 import io
 import os
-import pty
 import re
 import struct
 import subprocess
@@ -101,17 +100,6 @@ def test_progress_elsewhere_shows_nothing(monkeypatch, capsys):
     with output.progress("long"):
         time.sleep(1.1)
     assert capsys.readouterr().err == ""
-
-
-def test_a_real_terminal_has_colours():
-    reader, writer = pty.openpty()
-    code = "import sys; from managedmem._cli import bars; print(bars.has_colours(sys.stdout))"
-    environment = {**os.environ, "PYTHONPATH": PARENT, "TERM": "xterm"}
-    environment.pop("NO_COLOR", None)
-    subprocess.run([sys.executable, "-c", code], env=environment, stdout=writer, check=True)
-    os.close(writer)
-    assert os.read(reader, 100).split() == [b"True"]
-    os.close(reader)
 
 
 def heights(path):
