@@ -11,6 +11,7 @@ or managedmem.emulator.enable(), selects the emulated driver.
 
 from collections.abc import MutableSet as _MutableSet
 from importlib import import_module as _import_module
+from os import environ as _environ
 
 from managedmem import _managedmem
 from managedmem._managedmem import (
@@ -97,6 +98,9 @@ def _repr_html_(self: ManagedBuffer) -> str | None:
 
 setattr(ManagedBuffer, _repr_html_.__name__, _repr_html_)
 del _repr_html_
+
+if _environ.get("MANAGEDMEM_NVTX", "") not in ("", "0"):
+    from managedmem import _nvtx as _nvtx
 
 
 def __dir__() -> list[str]:

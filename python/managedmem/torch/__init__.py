@@ -11,6 +11,8 @@ Needs PyTorch; the import opens no driver. The names of Megatron-LM's unified_me
 managedmem.megatron.
 """
 
+import sys as _sys
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
@@ -19,6 +21,9 @@ except ModuleNotFoundError as error:
     raise ImportError(
         "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
     ) from error
+
+if "managedmem._nvtx" in _sys.modules:  # it wraps functions before they are imported here
+    from managedmem.torch import _nvtx as _nvtx
 
 from managedmem.torch._load import load_file, load_model, save_file
 from managedmem.torch._moving import to_managed
