@@ -371,7 +371,7 @@ for module in [m for n, m in sys.modules.items() if n.partition(".")[0] == "mana
             if isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
                 if value.__code__.co_filename.endswith("_nvtx.py"):
                     wrapped.add(name)
-imported = [name for name in sys.modules if name.endswith("._nvtx")]
+imported = [n for n in sys.modules if n.startswith("managedmem.") and n.endswith("._nvtx")]
 """
 
 
