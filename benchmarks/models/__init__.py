@@ -83,9 +83,9 @@ GROUPS = {
         "Two ranks of torch.distributed",
         "Two GPUs of one machine; on the emulated driver, two processes with gloo. PSS counts"
         " memory that ranks share once; less available is what the system has less, page-locked"
-        " memory included. AdamW; under fully_shard, the budget is a part of the state, under"
-        " DistributedDataParallel an eighth of parameters, gradients and state, beside which its"
-        " buckets hold the gradients, as views or once more. CPUOffloadPolicy"
+        " memory included. AdamW. Under fully_shard the budget is a part of the state, under"
+        " DistributedDataParallel an eighth of parameters, gradients and state; outside of it, the"
+        " buckets hold the gradients, which are views of them or copies. CPUOffloadPolicy"
         " steps on the CPU, fused and with all its cores, or with one thread. Ranks are killed at"
         " random points, in several jobs at once.",
     ),

@@ -262,7 +262,7 @@ def rates(rank: Rank, name: str, move: Callable[[], int]) -> dict[str, list[floa
 
 
 def rows_of_rates(title: str, found: Found) -> Iterator[Row]:
-    """A row for each name of rates."""
+    """A row for each operation whose rates were measured."""
     figures: dict[str, dict[str, Result]] = {}
     for key, each in found.get("rates", {}).items():
         name, _, who = key.partition("@")
@@ -340,7 +340,7 @@ def both_ways(place: Place, nbytes: int) -> Callable[[], int]:
 
 
 def moves(course: Course) -> Iterator[Row]:
-    """What the other rows are read beside."""
+    """Sums and copies without a model, to compare the other rows with."""
     contest = Contest("two ranks", {"ours": Contender(moved)}, ("device memory",))
     found = course.run(contest)
     for row in rows_of(contest, found):
