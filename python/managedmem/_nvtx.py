@@ -1,7 +1,7 @@
 """NVTX ranges and marks of the package: the library that takes them, and the wrapped methods.
 
-The package imports this module only with MANAGEDMEM_NVTX=1, and managedmem.torch the module of this
-name there: all other runs have the methods of the classes, and none that looks at a switch.
+The package imports this module only with MANAGEDMEM_NVTX=1, and managedmem.torch its own module of
+this name only after it: without the variable nothing is wrapped, and no call looks at a switch.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def _of_nvidia() -> _Library | None:
     try:
         domain = import_module("nvtx").get_domain(NAME)
         push, pop, mark = domain.push_range, domain.pop_range, domain.mark
-    except (ImportError, AttributeError):  # older ones lack some of these
+    except (ImportError, AttributeError):  # older versions lack some of these
         return None
 
-    @cache  # made once for each name, as nvtx says that it is fastest
+    @cache  # nvtx makes the fastest ranges of attributes that exist already
     def attributes(name: str) -> Any:
         return domain.get_event_attributes(message=name)
 
@@ -71,7 +71,7 @@ def _of_torch() -> _Library | None:
 
 
 def prefixed(name: str) -> str:
-    """A name where those of all libraries are together."""
+    """The name where there are no domains: names of all libraries are together."""
     return f"{NAME}: {name}"
 
 
@@ -112,7 +112,7 @@ class Span:
 
 
 def replace(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Put a function in the place of one, which is given to it before the arguments."""
+    """Replace a function by a wrapper, which gets the original before the arguments."""
     original = getattr(owner, name)
 
     @wraps(original)
@@ -125,7 +125,7 @@ def replace(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def around(
     owner: Any, name: str, title: Callable[..., str | None], span: type[Span] = Span
 ) -> None:
-    """Put a range around the calls of a function; `title` names it, or says None for no range."""
+    """Put a range around the calls of a function. `title` returns its name; None: no range."""
 
     def call(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if (text := title(*given, **named)) is None:
@@ -137,13 +137,13 @@ def around(
 
 
 class Moves:
-    """The parts in a set of frames, by their names, and those that came and left."""
+    """The names of the parts in frames, and the marks of those that came or left."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by the numbers of parts
         self._held: set[int] = set()
         self._counted = 0, 0
-        self._lock = threading.RLock()  # a garbage collection under it may end uses
+        self._lock = threading.RLock()  # a garbage collection while it is held may end uses
 
     def show(self, frames: _Frames, mark: Callable[[str], object]) -> None:
         """Mark the parts that left, and those that came ahead of a use, since the last call.
@@ -208,7 +208,7 @@ def _release(original: Callable[..., None], use: WorkingUse, frames: _Frames, *g
         _moves_of(use._group).show(frames, mark)
 
 
-def _seen(buffer: ManagedBuffer, *_: object, copy: object = False, **__: object) -> str:
+def _title_of_array(buffer: ManagedBuffer, *_: object, copy: object = False, **__: object) -> str:
     return f"{'result' if copy else 'view'} {buffer.name or 'buffer'}"
 
 
@@ -219,4 +219,4 @@ if _found is not None:
     around(WorkingGroup, "_wait_for_home", lambda group, *_: f"wait {_label(group)}")
     around(_GroupSet, "close", lambda owner: f"close {type(owner).__name__}")
     for _method in ("numpy", "torch", "cupy"):
-        around(ManagedBuffer, _method, _seen)
+        around(ManagedBuffer, _method, _title_of_array)

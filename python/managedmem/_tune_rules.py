@@ -139,7 +139,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PhaseEvidence:
-    """The bytes, faults and seconds of a memory in a phase, as means of a run."""
+    """The bytes, faults and seconds of a memory in a phase, as means over runs."""
 
     name: str
     phase: str
@@ -210,7 +210,7 @@ def evidence_in(
     memories: Mapping[str, Sequence[TraceMemory]],
     timed: bool = True,
 ) -> Iterator[PhaseEvidence]:
-    """The trace of one phase, one slice for each run; `memories` has theirs by name."""
+    """The evidence of one phase, of one slice for each run; `memories` has theirs by name."""
     runs = len(slices)
     moved = {name: sum(map(unasked, found)) for name, found in memories.items()}
     total = max(sum(unasked(part.total) for part in slices), sum(moved.values()), 1)

@@ -1,5 +1,5 @@
-/* test_allocation_log_threads.c: threads that allocate, name and free memory while another one starts and
- * stops logs. */
+/* test_allocation_log_threads.c: threads that allocate, name and free memory while another one
+ * starts and stops logs. */
 #include <sched.h>
 
 #include "logged_allocations.h"

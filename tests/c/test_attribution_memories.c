@@ -1,5 +1,5 @@
-/* test_attribution_memories.c: the memory of each event: borders between memories, records one after the
- * other, names, foreign and unknown memory. Needs no driver. */
+/* test_attribution_memories.c: the memory of each event: borders between memories, records one
+ * after the other, names, foreign and unknown memory. Needs no driver. */
 #include "attributed_events.h"
 
 /* --- borders -------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-"""MANAGEDMEM_NVTX=1: the ranges of NVTX and the marks of torch.profiler, and nothing without it."""
+"""MANAGEDMEM_NVTX=1: NVTX ranges and the marks of torch.profiler, and nothing without it."""
 
 import pytest
 
@@ -171,7 +171,7 @@ assert [load.replace("load", "wait") for load in loads] == [
         )
 
     def test_waits_for_gradients(self):
-        """Only a GPU lets gradients pass: the counter says that some do."""
+        """Only on a GPU do gradients wait: the test sets the counter of their bytes."""
         ranges_of(
             TORCH
             + """
@@ -280,7 +280,7 @@ for name in ("load 0", "release 0", "drop 0", "ahead 2", "hit 2"):
         ranges_of(self.CODE)
 
     def test_modes_see_no_operators(self):
-        """Those of checkpoints would take the marks for operators that were not there before."""
+        """Checkpoints would take the marks for operators that the first pass did not have."""
         ranges_of(
             TORCH
             + """
@@ -307,7 +307,7 @@ assert seen == {"aten"}, seen
 
 
 class TestLibraries:
-    def test_those_of_torch(self):
+    def test_torch_with_cuda_takes_ranges(self):
         run_python("""
 import os, sys, torch
 from types import SimpleNamespace
@@ -342,7 +342,7 @@ assert warning.category is RuntimeWarning and warning.filename == "<string>", wa
 assert 'pip install "managedmem[nvtx]"' in str(warning.message)
 """)
 
-    def test_that_of_nvidia(self):
+    def test_the_package_nvtx_takes_ranges(self):
         pytest.importorskip("nvtx", reason="needs the package nvtx")
         run_python("""
 import os, warnings
@@ -387,7 +387,7 @@ assert type(managedmem.ManagedBuffer.numpy).__name__ == "method_descriptor"
 
 
 def test_on_they_are_wrapped():
-    """So that the test before this one can fail."""
+    """Shows that the test before this one can fail."""
     ranges_of(
         WRAPPED.format(value="1")
         + """

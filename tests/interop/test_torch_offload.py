@@ -723,7 +723,7 @@ class TestWhileItIsOn:
 
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("refused", [False, True])
-    def test_ordinary_memory_passes_through_page_locked_memory(self, monkeypatch, refused):
+    def test_pageable_memory_passes_through_page_locked_memory(self, monkeypatch, refused):
         monkeypatch.setattr("managedmem.torch._offload_places._STAGED", 1000)
         model, original = layers(4), layers(4)
         if refused:

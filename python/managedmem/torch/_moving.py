@@ -304,7 +304,7 @@ def _fill(base: Tensor, block: _Block) -> None:
 
 
 def _copies_of(base: Tensor, block: _Block) -> Iterator[tuple[Tensor, Tensor]]:
-    """The bytes of a block at its new place, each piece with what it had."""
+    """Each piece of a block as bytes: at its new place, and at its old one."""
     for piece in block.pieces:
         old = torch.empty(0, dtype=torch.uint8, device=piece.storage.device)
         size = piece.end - piece.start

@@ -1,7 +1,8 @@
 """NVTX ranges of managedmem.torch, which are also marks of torch.profiler: names and places.
 
 Imported only with MANAGEDMEM_NVTX=1. The names are those of the parts of a model, and numbers of
-parameters in offload_optimizer(). Ranges say what a thread queues: copies go on after their end.
+parameters in offload_optimizer(). A range ends when its thread has queued the copies, which may go
+on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_visits import Stay, Turn, Visits, _Plan
 from managedmem.torch._targets import join_name
 
-# It is no operator, as torch.profiler.record_function is: modes of dispatch, such as those of
+# Unlike torch.profiler.record_function, it is no operator: dispatch modes, such as those of
 # checkpoints, do not see it.
 _Recorded: Any = torch._C._profiler._RecordFunctionFast
 _OWN = "own parameters"  # of the model, in none of its submodules
@@ -70,7 +71,7 @@ def _make_parts(original: Callable[..., None], lane: DeviceLane, plan: Any, home
     original(lane, plan, homes)
     moves = _moves.setdefault(lane, Moves())
 
-    def know(part: FramedPart, label: str) -> None:
+    def name_part(part: FramedPart, label: str) -> None:
         moves.names[part.number] = label
         _parts[part] = label, moves
 
@@ -80,18 +81,18 @@ def _make_parts(original: Callable[..., None], lane: DeviceLane, plan: Any, home
             for tensor in piece.tensors:
                 _labels[tensor] = label
         if id(part) in lane.groups:
-            know(lane.groups[id(part)], label)
+            name_part(lane.groups[id(part)], label)
         sliced = lane.announcer.sliced.get(id(part))
         for index, (_, framed) in enumerate(sliced.slices if sliced is not None else ()):
-            know(framed, f"{label}[{index}]")
+            name_part(framed, f"{label}[{index}]")
 
 
-def _known(part: FramedPart) -> tuple[str, Moves]:
+def _name_of(part: FramedPart) -> tuple[str, Moves]:
     return _parts.setdefault(part, (f"part {part.number}", Moves()))
 
 
 def _acquire(original: Callable[..., Any], part: FramedPart, *given: Any, **named: Any) -> Any:
-    label, moves = _known(part)
+    label, moves = _name_of(part)
     is_there = part.frames.has(part.number)
     with _Span(f"{'hit' if is_there else 'load'} {label}"):
         use = original(part, *given, **named)
@@ -106,7 +107,7 @@ def _acquire(original: Callable[..., Any], part: FramedPart, *given: Any, **name
 def _release(
     original: Callable[..., bool], part: FramedPart, use: FrameUse, stream: object, written: bool
 ) -> bool:
-    label, moves = _known(part)
+    label, moves = _name_of(part)
     with _Span(f"{'home' if written else 'release'} {label}"):
         sends = original(part, use, stream, written)
         moves.show(part.frames, _mark)
@@ -126,7 +127,7 @@ _around(Target, "wait", lambda target: f"wait {target.device}")
 
 
 class _Coming(threading.local):
-    """The label of the parts whose state is brought in a thread."""
+    """The label of the parameters whose state a thread loads."""
 
     label = ""
 
@@ -162,7 +163,7 @@ def _take(original: Callable[..., Any], lane: Any, parameter: Tensor) -> Any:
     return original(lane, parameter)
 
 
-def _settled(room: GradientRoom, most: int = 0) -> str | None:
+def _settle(room: GradientRoom, most: int = 0) -> str | None:
     return "wait gradients" if room.passing_bytes > most else None
 
 
@@ -175,7 +176,7 @@ _around(_Plan, "copy", lambda *_: f"load state {_coming.label}")
 _around(Visits, "begin", lambda _, stay: f"wait state {_label_of_stay(stay)}")
 _around(Visits, "end", lambda *_: "home state")
 _around(GradientRoom, "send", lambda _, home, grad: f"home gradient {_label_of([home.parameter])}")
-_around(GradientRoom, "settle", _settled)
+_around(GradientRoom, "settle", _settle)
 replace(_optimizer_state._Lane, "_take", _take)
 
 

@@ -20,7 +20,7 @@ from managedmem.torch._offload_frames import Span
 
 ALIGNMENT = 512  # of the starts of blocks, as torch's own allocators have it
 _COMPARED = 16 << 20  # bytes at once
-_STAGED = 16 << 20  # bytes at once, in each half of the memory through which others pass
+_STAGED = 16 << 20  # bytes of each half of the page-locked memory for _stage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Moved:
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     shared: _Slab | None = None  # where it was, if other processes have that memory too
 
-    def is_ordinary(self) -> bool:
-        """True for a block that was in memory of the host which no driver knows."""
+    def is_pageable(self) -> bool:
+        """True for a block that was in pageable memory of the host."""
         return self.origin.type == "cpu" and not self.pinned and not self.kept
 
     def tensors(self) -> Iterator[Tensor]:
@@ -125,7 +125,7 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
         return []
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
     moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
-    staged = [entry for entry in moved if entry.is_ordinary()]
+    staged = [entry for entry in moved if entry.is_pageable()]
     if sum(entry.base.numel() for entry in staged) < 4 * _STAGED or not _stage(staged, target):
         staged = []
     for entry in moved:
@@ -136,9 +136,9 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
 
 
 def _stage(moved: list[Moved], target: Target) -> bool:
-    """Fill blocks on the device from ordinary memory of the host, through page-locked memory.
+    """Fill blocks on the device from pageable memory, through page-locked memory.
 
-    The driver copies ordinary memory at a quarter of the rate. False if there is no such memory.
+    The driver copies pageable memory at a quarter of the rate. False if it locks no memory.
     """
     try:
         slab, offsets = host_memory(target, [_STAGED, _STAGED])

@@ -29,7 +29,7 @@ static struct {
     uint64_t log_started;
     uint64_t log; /* the number of the log that runs, or of the next one, from 1 */
     size_t room; /* births until it is full */
-    uint64_t missed; /* births behind that */
+    uint64_t missed; /* births since it was full */
 } allocations = {.lock = ATOMIC_FLAG_INIT, .log = 1};
 
 atomic_bool mm_allocations_logged; /* changed while the lock is held */
@@ -51,7 +51,8 @@ unlock_list(void)
     atomic_flag_clear_explicit(&allocations.lock, memory_order_release);
 }
 
-/* Puts the entries that missed the log behind the others, which began earlier. The caller holds the lock. */
+/* Puts the entries that missed the log behind the others, which began earlier. The caller holds the
+ * lock. */
 static void
 end_log(void)
 {

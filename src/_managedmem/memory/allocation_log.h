@@ -1,13 +1,14 @@
-/* allocation_log.h: the list of the memories that live, their names, and the log of births and deaths
- * while a recording runs.
+/* allocation_log.h: the list of the memories that live, their names, and the log of births and
+ * deaths while a recording runs.
  *
- * The list is one for the process. Owned memory has an entry from its allocation to its free, memory
- * that a buffer gives back to its resource from the wrapping on. Other wrapped memory has one
- * as soon as it has a name: most of it is a passing view of memory that has an entry already. While a log
- * runs, entries of the dead stay in the list: the list is the log, so that a birth or a death allocates
- * nothing and cannot fail. So that a log does not grow for ever, entries that begin when it is full are in
- * another list until it ends, and not in the log. The lock is held for a few instructions, never in a driver call and
- * never while waiting for the GIL. fork() takes it, so that the child finds the list whole.
+ * The process has one list. Owned memory has an entry from its allocation to its free, memory that a
+ * buffer gives back to its resource from the wrapping on. Other wrapped memory has one as soon as it
+ * has a name: most of it is a passing view of memory that has an entry already. While a log runs,
+ * entries of the dead stay in the list: the list is the log, so that a birth or a death allocates
+ * nothing and cannot fail. So that a log does not grow for ever, entries that begin when it is full
+ * are in another list until it ends, and not in the log. The lock is held for a few instructions,
+ * never in a driver call and never while waiting for the GIL. fork() takes it, so that the child
+ * finds the list whole.
  *
  * Entries can overlap: wrapped memory with a name lies inside owned memory, and another thread can
  * get the address of freed memory before its entry has ended. */
@@ -70,10 +71,10 @@ void mm_allocation_entry_add(mm_allocation_entry *entry, CUdeviceptr start, size
 void mm_allocation_entry_describe(mm_allocation_entry *entry, const char *dtype, int dimensions,
                                   const int64_t *shape);
 
-/* Ends an entry; called after the driver's free. Does nothing for an unlisted entry. Inline, because
- * most wrapped memory is unlisted. */
 void mm_allocation_entry_end_listed(mm_allocation_entry *entry);
 
+/* Ends an entry; called after the driver's free. Does nothing for an unlisted entry. Inline, because
+ * most wrapped memory is unlisted. */
 static inline void
 mm_allocation_entry_end(mm_allocation_entry *entry)
 {
@@ -82,7 +83,8 @@ mm_allocation_entry_end(mm_allocation_entry *entry)
     }
 }
 
-/* Undoes mm_allocation_entry_end, if there was an entry: the free failed, and the memory stays open. */
+/* Undoes mm_allocation_entry_end, if there was an entry: the free failed, and the memory stays
+ * open. */
 void mm_allocation_entry_resume(mm_allocation_entry *entry);
 
 /* Ends the entry if it was not, and frees the container, or leaves that to the end of the log. */
@@ -93,7 +95,7 @@ void mm_allocation_entry_free(mm_allocation_entry *entry, void *container);
 MM_NODISCARD int mm_allocation_entry_set_name(mm_allocation_entry *entry, const char *name,
                                               mm_status *st);
 
-/* Copies the name; false without one. */
+/* Copies the name. Returns false if there is none. */
 bool mm_allocation_entry_read_name(mm_allocation_entry *entry, char name[MM_NAME_BYTES + 1]);
 
 /* The name or, if that is empty, dtype, shape and serial of an entry that is in the list. With

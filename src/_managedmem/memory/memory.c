@@ -167,8 +167,8 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
 }
 
 /* The entry ends after the free, which waits for work that still moves the memory. Another thread
- * may have the address by then, in an entry with a higher serial. After a refused free the memory is
- * still used, or freed late. */
+ * may have the address by then, in an entry with a higher serial. After a refused free the memory
+ * is still used, or freed late. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {

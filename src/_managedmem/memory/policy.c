@@ -195,7 +195,7 @@ extend_span_by_group(change *c, mm_range pages, const mm_policy *present, const 
 
     assert(pages.size > 0);
     if (c->grouping != GROUP_ADJACENT && pages.allocation == 0) {
-        return; /* has no record */
+        return; /* outside of managed allocations there is no record */
     }
     while (c->grouping == GROUP_SINGLE && pages.start / page < (end - 1) / page) {
         mm_range first = mm_first_page(pages);

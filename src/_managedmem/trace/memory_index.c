@@ -138,7 +138,7 @@ set_end(mm_memory_index *index, size_t rank, uint64_t end)
     }
 }
 
-/* On the way forwards births come before deaths, on the way back deaths before births, so that a
+/* On the way forwards births come before deaths, on the way back deaths before births, so that an
  * allocation of no length is there at no other time. */
 static void
 move_time(mm_memory_index *index, uint64_t time)

@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Birth, death and events are stamped by different threads, so an allocation answers for events that
- * come so much before or after it, in nanoseconds. */
+/* Nanoseconds before and after an allocation in which events still belong to it: different threads
+ * stamp births, deaths and events. */
 enum { MM_TIME_MARGIN = 2000 };
 
 typedef struct {
@@ -23,20 +23,18 @@ typedef struct {
     uint32_t rank; /* of the allocation, in the order of starts */
 } mm_time_border;
 
-/* The allocations in the order of their starts, and a tree over them whose nodes have the highest end
- * of those below them that exist at the present time, 0 for none. The index is moved to the
+/* The allocations in the order of their starts, and a tree over them. A node has the highest end of
+ * the allocations below it that exist at the present time, 0 for none. The index is moved to the
  * time of each query, forwards or backwards, which costs O(log n) for each birth and death between
  * two queries; a query costs O(log n) for each allocation that has the address then. All zero is an
  * empty index. */
 typedef struct {
     mm_indexed_allocation *allocations;
     uint64_t *starts;
-    uint64_t *
-        reach; /* the highest end of the allocations before this one, at any time; one more entry */
+    uint64_t *reach; /* the highest end before each allocation, at any time; one more entry */
     uint64_t *ends; /* the tree: the root is node 1, node n has the children 2n and 2n + 1 */
     mm_time_border *births, *deaths; /* by time, the margin included */
-    uint32_t
-        *first; /* of each bucket of addresses: the number of allocations in those before it */
+    uint32_t *first; /* of each bucket of addresses: the allocations in those before it */
     unsigned bucket_bits; /* a bucket has 2 to this power addresses, from the first start on */
     size_t count, leaves; /* there are as many buckets as leaves */
     size_t born, dead; /* the number of births and deaths that are past */
@@ -49,10 +47,10 @@ MM_NODISCARD int mm_memory_index_build(mm_memory_index *index,
                                        const mm_indexed_allocation *allocations, size_t count,
                                        mm_status *st);
 
-/* The memory of the allocation that has the address at the time, or MM_NO_MEMORY_INDEX. Lowers *limit,
- * which is above the address, to the next address for which the answer may be another one. Of
- * several allocations, as of a wrapped part of other memory, the latest is taken. Those that have the
- * address only with the margin come last; to choose among several of them sets *ambiguous. */
+/* The memory of the allocation that has the address at the time, or MM_NO_MEMORY_INDEX. Lowers
+ * *limit, which is above the address, to the next address for which the answer may be another one.
+ * Of several allocations, as of a wrapped part of other memory, the latest is taken. Those that have
+ * the address only with the margin come last; to choose among several of them sets *ambiguous. */
 uint32_t mm_memory_index_find(mm_memory_index *index, uint64_t address, uint64_t time,
                               uint64_t *limit, bool *ambiguous);
 
