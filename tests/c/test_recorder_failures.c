@@ -42,6 +42,22 @@ record_failing(mm_memory *m, mm_range foreign, bool *fired)
     return failures;
 }
 
+TEST(sums_while_it_runs_leave_nothing_behind)
+{
+    mm_memory *m = allocate(BLOCK);
+    mm_recording *r = start();
+    mm_recorded_result result = attribute(r); /* the next one finds what this one keeps */
+    long before;
+
+    mm_recorded_result_free(&result);
+    before = live_bytes();
+    result = attribute(r);
+    mm_recorded_result_free(&result);
+    CHECK_EQUAL(live_bytes(), before);
+    mm_recording_free(r);
+    mm_memory_release(m);
+}
+
 TEST(failing_calls_leave_nothing_behind)
 {
     static const char *const functions[] = {"cuCtxSynchronize", "cuStreamIsCapturing",
