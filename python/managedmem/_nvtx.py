@@ -141,7 +141,7 @@ class Moves:
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by the numbers of parts
-        self._held: set[int] = set()
+        self._held: set[tuple[int, str]] = set()  # with names, as later parts get the numbers
         self._counted = 0, 0
         self._lock = threading.RLock()  # a garbage collection while it is held may end uses
 
@@ -155,18 +155,17 @@ class Moves:
         with self._lock:
             if counted == self._counted:
                 return
-            held = {number for number in [*self.names] if frames.has(number)}
+            held = {part for part in [*self.names.items()] if frames.has(part[0])}
             left, came = sorted(self._held - held), sorted(held - self._held)
             self._held, self._counted = held, counted
-            texts = [f"drop {self.names[n]}" for n in left if n in self.names]
-            texts += [f"ahead {self.names[n]}" for n in came]
+            texts = [f"drop {name}" for _, name in left] + [f"ahead {name}" for _, name in came]
         for text in dict.fromkeys(texts):  # once for all targets of a group
             mark(text)
 
     def note_loads(self, numbers: Iterable[int]) -> None:
         """Let show() leave out parts whose loads have a range."""
         with self._lock:
-            self._held.update(numbers)
+            self._held.update((n, self.names[n]) for n in numbers if n in self.names)
 
 
 # --- buffers and working sets -------------------------------------------------------------

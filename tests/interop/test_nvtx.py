@@ -58,6 +58,20 @@ assert nvtx.lines() == [
 ]
 """)
 
+    def test_a_part_with_the_number_of_a_removed_one(self):
+        ranges_of("""
+import managedmem, numpy
+with managedmem.WorkingSet(4096) as working:
+    a = working.add(numpy.ones(1024, "f4"), name="a")
+    a.use().close()
+    working.remove(a)
+    b, c = (working.add(numpy.ones(1024, "f4"), name=name) for name in "bc")
+    assert b._numbers == [0]
+    nvtx.lines()
+    c.use().close()
+    assert nvtx.lines()[:3] == ["load c", "  ! drop a", "release c"]
+""")
+
     def test_threads_have_their_own(self):
         ranges_of("""
 import managedmem, numpy, threading
