@@ -11,7 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from functools import cache, wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from managedmem._working_set import _GroupSet
 
 NAME = "managedmem"
 _VARIABLE = "MANAGEDMEM_NVTX"
+_NAMES = 1 << 12  # that are kept: those of buffers and results may have no end
 _MISSING = (
     f"{_VARIABLE}=1 needs the package nvtx 0.2.13 or newer, or torch with CUDA, to show ranges: "
     'pip install "managedmem[nvtx]". Without one, only torch.profiler shows what managedmem.torch '
@@ -48,7 +49,7 @@ def _of_nvidia() -> _Library | None:
     except (ImportError, AttributeError):  # older versions lack some of these
         return None
 
-    @cache  # nvtx makes the fastest ranges of attributes that exist already
+    @lru_cache(_NAMES)  # nvtx makes the fastest ranges of attributes that exist already
     def attributes(name: str) -> Any:
         return domain.get_event_attributes(message=name)
 

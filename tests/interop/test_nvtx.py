@@ -366,6 +366,19 @@ import managedmem
 assert managedmem.full(4, 1, "int32").numpy(copy=True).sum() == 4
 """)
 
+    def test_names_without_end_are_not_kept(self):
+        ranges_of("""
+import gc, managedmem
+from nvtx_recorder import Attributes
+buf = managedmem.empty(16)
+for number in range(5000):
+    buf.name = str(number)
+    buf.numpy()
+nvtx.made.clear()
+gc.collect()
+assert sum(type(each) is Attributes for each in gc.get_objects()) <= 4096
+""")
+
     def test_another_value_is_refused(self):
         done = run_python(
             "import os\nos.environ['MANAGEDMEM_NVTX'] = 'yes'\nimport managedmem", check=False
