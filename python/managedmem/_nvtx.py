@@ -28,6 +28,7 @@ _MISSING = (
     'pip install "managedmem[nvtx]". Without one, only torch.profiler shows what managedmem.torch '
     "does"
 )
+_TAKEN = f"{_VARIABLE}=1 shows nothing in this subinterpreter: nvtx works in one interpreter alone"
 
 
 # --- the library --------------------------------------------------------------------------
@@ -56,9 +57,20 @@ def _of_nvidia() -> _Library | None:
     return _Library(lambda name: push(attributes(name)), pop, lambda name: mark(attributes(name)))
 
 
+def _is_main() -> bool:
+    """True in the main interpreter: in others, the import of torch may never end."""
+    try:
+        c = import_module("ctypes")
+    except ImportError:  # in others with a GIL of their own, for Python 3.12
+        return False
+    get, number = c.pythonapi.PyInterpreterState_Get, c.pythonapi.PyInterpreterState_GetID
+    get.restype, number.restype, number.argtypes = c.c_void_p, c.c_int64, [c.c_void_p]
+    return bool(number(get()) == 0)
+
+
 def _of_torch() -> _Library | None:
     """torch's functions, which know no domains."""
-    if find_spec("torch") is None:
+    if not _is_main() or find_spec("torch") is None:
         return None
     torch = import_module("torch")
     if not torch.backends.cuda.is_built():
@@ -85,7 +97,8 @@ def _chosen() -> _Library | None:
         raise ValueError(f'{_VARIABLE} must be "0" or "1", got "{value}"')
     library = _of_nvidia() or _of_torch()
     if library is None:
-        warnings.warn(_MISSING, RuntimeWarning, stacklevel=4)  # at the import of the package
+        text = _MISSING if _is_main() else _TAKEN
+        warnings.warn(text, RuntimeWarning, stacklevel=4)  # at the import of the package
     return library
 
 

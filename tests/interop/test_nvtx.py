@@ -3,6 +3,8 @@
 import pytest
 
 from programs import run_python
+from subinterpreters import PRELUDE
+from whole_programs import run_to_the_end
 
 START = "import nvtx_recorder\nnvtx = nvtx_recorder.start()\n"
 TORCH = """
@@ -378,6 +380,32 @@ nvtx.made.clear()
 gc.collect()
 assert sum(type(each) is Attributes for each in gc.get_objects()) <= 4096
 """)
+
+    def test_a_subinterpreter_imports_no_torch(self):
+        """Where the package nvtx is in use by the main interpreter; the import can hang."""
+        run_to_the_end(
+            PRELUDE
+            + """
+import os
+os.environ["MANAGEDMEM_NVTX"] = "1"
+sub = create("legacy")
+run(sub, '''
+import sys, warnings
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "nvtx":
+            raise ImportError("this module can only be loaded into one interpreter")
+        assert name != "torch"
+sys.meta_path.insert(0, Finder)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import managedmem
+assert managedmem.full(4, 1, "int32").name is None and managedmem._nvtx._found is None
+assert "in this subinterpreter" in str(caught[0].message), caught
+''')
+interpreters.destroy(sub)
+"""
+        )
 
     def test_another_value_is_refused(self):
         done = run_python(
