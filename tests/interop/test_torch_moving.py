@@ -98,6 +98,15 @@ class TestToManaged:
         module.two[1] = 0x0101
         assert module.one[52:54].tolist() == [1, 1]
 
+    def test_a_shorter_storage_at_the_same_address_comes_first(self):
+        raw = bytearray(range(200))
+        module = torch.nn.Module()
+        for name, count in (("start", 10), ("whole", 200)):
+            module.register_buffer(name, torch.frombuffer(raw, dtype=torch.uint8, count=count))
+        mt.to_managed(module)
+        assert module.whole.tolist() == [*range(200)]
+        assert module.start.data_ptr() == module.whole.data_ptr()
+
     def test_only_the_used_part_of_a_storage_moves(self, on):
         base = torch.rand(4 * MIB, device=on)
         part = base[MIB : MIB + 10]

@@ -192,6 +192,8 @@ def _blocks(found: Found, target: torch.device | None) -> list[_Block]:
         start = base + (extent[0] - base) // _ALIGNMENT * _ALIGNMENT
         new = _Piece(target or tensor.device, storage, start, extent[1])
         piece = pieces.setdefault((tensor.device, base), new)
+        if storage.nbytes() > piece.storage.nbytes():  # of several at one address
+            piece.storage = storage
         piece.start = min(piece.start, start)
         piece.end = max(piece.end, extent[1])
         piece.tensors.append(tensor)
