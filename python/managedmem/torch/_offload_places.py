@@ -126,10 +126,10 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
     moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
     staged = [entry for entry in moved if entry.is_pageable()]
-    if sum(entry.base.numel() for entry in staged) < 4 * _STAGED or not _stage(staged, target):
-        staged = []
+    nbytes = sum(entry.base.numel() for entry in staged)
+    is_done = nbytes >= 4 * _STAGED and _stage(staged, target)
     for entry in moved:
-        if entry not in staged:
+        if not (is_done and entry.is_pageable()):
             _fill(entry.base, entry.block)
     _change(moved, target)
     return moved
