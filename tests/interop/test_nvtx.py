@@ -1,5 +1,7 @@
 """MANAGEDMEM_NVTX=1: NVTX ranges and the marks of torch.profiler, and nothing without it."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from programs import run_python
@@ -11,6 +13,8 @@ TORCH = """
 from tensors import mt, torch
 from offloaded import LAYER, batch, layers
 """
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 
 def ranges_of(code):
@@ -117,6 +121,7 @@ for bad in (lambda: buf.numpy(), lambda: buf.numpy(copy=True), lambda: buf.numpy
 """)
 
 
+@needs_torch
 class TestOffload:
     def test_forward_passes_name_parts(self):
         ranges_of(
@@ -256,6 +261,7 @@ with mt.offload(model, 0, budget=LAYER) as handle:
         )
 
 
+@needs_torch
 class TestFiles:
     def test_load_and_results(self, tmp_path):
         ranges_of(
@@ -278,6 +284,7 @@ assert nvtx.lines() == [
         )
 
 
+@needs_torch
 class TestProfiler:
     CODE = (
         TORCH
@@ -323,6 +330,7 @@ assert seen == {"aten"}, seen
 
 
 class TestLibraries:
+    @needs_torch
     def test_torch_with_cuda_takes_ranges(self):
         run_python("""
 import os, sys, torch
@@ -430,6 +438,7 @@ imported = [n for n in sys.modules if n.startswith("managedmem.") and n.endswith
 """
 
 
+@needs_torch
 @pytest.mark.parametrize("value", ["", "0"])
 def test_off_the_methods_are_those_of_their_classes(value):
     run_python(
@@ -441,6 +450,7 @@ assert type(managedmem.ManagedBuffer.numpy).__name__ == "method_descriptor"
     )
 
 
+@needs_torch
 def test_on_they_are_wrapped():
     """Shows that the test before this one can fail."""
     ranges_of(
