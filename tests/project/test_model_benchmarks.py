@@ -39,6 +39,7 @@ GIB = 1 << 30
 
 
 TITLES = [
+    *["two ranks"] * 2,
     *["weights, 0.0 GB, two ranks"] * 9,
     *["fully_shard, tiny"] * 3,
     *["DistributedDataParallel, tiny, an eighth"] * 3,
@@ -57,7 +58,7 @@ def test_two_ranks_have_the_same_numbers_and_outlive_kills():
     numbers = [row.note for row in rows if row.note.startswith("numbers beside ")]
     assert [note.partition(": ")[2].partition(";")[0] for note in numbers] == [
         "ours equal",
-        "ours equal",
+        "ours, an eighth equal",
         "ours, two ranks equal",
     ]
     killed, ends = rows[-2:]
