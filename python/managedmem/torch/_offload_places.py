@@ -125,12 +125,11 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
         return []
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
     moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
-    staged = [entry for entry in moved if entry.is_pageable()]
-    nbytes = sum(entry.base.numel() for entry in staged)
-    is_done = nbytes >= 4 * _STAGED and _stage(staged, target)
-    for entry in moved:
-        if not (is_done and entry.is_pageable()):
-            _fill(entry.base, entry.block)
+    pageable, rest = [entry for entry in moved if entry.is_pageable()], moved
+    if sum(e.base.numel() for e in pageable) >= 4 * _STAGED and _stage(pageable, target):
+        rest = [entry for entry in moved if not entry.is_pageable()]
+    for entry in rest:
+        _fill(entry.base, entry.block)
     _change(moved, target)
     return moved
 
@@ -138,7 +137,7 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
 def _stage(moved: list[Moved], target: Target) -> bool:
     """Fill blocks on the device from pageable memory, through page-locked memory.
 
-    The driver copies pageable memory at a quarter of the rate. False if it locks no memory.
+    The driver takes longer for pageable memory. False if it locks none.
     """
     try:
         slab, offsets = host_memory(target, [_STAGED, _STAGED])
