@@ -1,15 +1,13 @@
-/* allocation_log.c: the process-wide list of memories, its lock, and the log that the dead stay
- * in, with the label that each memory has there. */
+/* allocation_log.c: the process-wide list of memories, its lock, and the log that the dead stay in. */
 #include "allocation_log.h"
 
 #include <assert.h>
-#include <inttypes.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../driver/clock.h"
+#include "labels.h"
 
 #define ALIVE UINT64_MAX /* in `died` */
 
@@ -231,73 +229,6 @@ mm_allocation_entry_free(mm_allocation_entry *entry, void *container)
     }
 }
 
-/* --- labels ------------------------------------------------------------------------------- */
-
-enum { LABEL_BYTES = 160 }; /* of a label that is not a name */
-
-static char *
-copy_text(const char *text)
-{
-    size_t size = strlen(text) + 1;
-    char *copy = malloc(size);
-
-    return copy ? memcpy(copy, text, size) : NULL;
-}
-
-/* "512B", "1.5K", "64.0M" */
-static size_t
-write_size(char *text, uint64_t bytes)
-{
-    static const char units[] = "KMGTPE";
-    double amount = (double)bytes / 1024;
-    int unit = 0;
-
-    if (bytes < 1024) {
-        return (size_t)snprintf(text, LABEL_BYTES, "%" PRIu64 "B", bytes);
-    }
-    while (amount >= 1023.95) { /* which would be written as 1024.0 */
-        amount /= 1024;
-        unit++;
-    }
-    return (size_t)snprintf(text, LABEL_BYTES, "%.1f%c", amount, units[unit]);
-}
-
-/* "float32[1024,1024]", with "..." for further lengths */
-static size_t
-write_array(char *text, const mm_allocation_entry *entry)
-{
-    size_t used = (size_t)snprintf(text, LABEL_BYTES, "%.24s[", entry->dtype);
-
-    for (int i = 0; i < entry->dimensions && i < MM_LABEL_DIMENSIONS; i++) {
-        used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s%" PRId64, i > 0 ? "," : "",
-                                 entry->shape[i]);
-    }
-    used += (size_t)snprintf(text + used, LABEL_BYTES - used, "%s]",
-                             entry->dimensions > MM_LABEL_DIMENSIONS ? ",..." : "");
-    assert(used < LABEL_BYTES);
-    return used;
-}
-
-char *
-mm_allocation_entry_label(const mm_allocation_entry *entry, const char *name)
-{
-    bool described = atomic_load_explicit(&entry->described, memory_order_acquire);
-    char text[LABEL_BYTES];
-    size_t used;
-
-    assert(entry->serial > 0);
-    if (name[0] != '\0') {
-        return copy_text(name);
-    }
-    if (described && (entry->dimensions != 1 || strcmp(entry->dtype, "uint8") != 0)) {
-        used = write_array(text, entry);
-    } else {
-        used = write_size(text, described ? (uint64_t)entry->shape[0] : entry->size);
-    }
-    (void)snprintf(text + used, LABEL_BYTES - used, " #%" PRIu64, entry->serial);
-    return copy_text(text);
-}
-
 /* --- descriptions and names ------------------------------------------------------------- */
 
 void
@@ -319,7 +250,7 @@ mm_allocation_entry_set_name(mm_allocation_entry *entry, const char *name, mm_st
     char *copy = NULL, *before;
 
     assert(name == NULL || strlen(name) <= MM_NAME_BYTES);
-    if (name != NULL && (copy = copy_text(name)) == NULL) {
+    if (name != NULL && (copy = mm_copy_text(name)) == NULL) {
         return mm_fail(st, MM_NO_MEMORY, "out of host memory");
     }
     lock_list();

@@ -98,10 +98,6 @@ MM_NODISCARD int mm_allocation_entry_set_name(mm_allocation_entry *entry, const 
 /* Copies the name. Returns false if there is none. */
 bool mm_allocation_entry_read_name(mm_allocation_entry *entry, char name[MM_NAME_BYTES + 1]);
 
-/* The name or, if that is empty, dtype, shape and serial of an entry that is in the list. With
- * malloc; NULL if host memory ran out. */
-char *mm_allocation_entry_label(const mm_allocation_entry *entry, const char *name);
-
 /* --- the log of a recording ---------------------------------------------------------------- */
 
 typedef struct {
