@@ -592,8 +592,7 @@ class Offload(Handle):
         """A `with` block in which parts are loaded ahead, as in a call of the module.
 
         For loops that call submodules one by one. Calls of the module, backward passes and
-        steps are rounds of their own. In the block, write parameters only in a way that torch
-        counts, not through `.data`. Safe from every thread.
+        steps are rounds of their own. Safe from every thread.
         """
         for lane in self._lanes:
             lane.announcer.begin_round()

@@ -1,4 +1,4 @@
-"""What stands for hooks, handles and watched parameters in copies and pickles of a module."""
+"""What stands for hooks, handles and sliced parameters in copies and pickles of a module."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -131,7 +131,9 @@ class FramedPart:
         tensors: Iterable[Tensor],
         is_written: bool,
         is_unwatched: bool,
+        in_round: Callable[[], bool] | None = None,
     ) -> None:
+        """Watch for writes through `data` in uses, and outside of them while `in_round()`."""
         self.frames = frames
         self.slab = slab
         self.is_shared = slab.is_shared  # with processes for which nothing may be written there
@@ -147,7 +149,8 @@ class FramedPart:
         self.written: set[int] = set()  # the numbers of uses whose frames were written
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         me = weakref.ref(self)  # which keeps the watch
-        self.data = DataWatch(every, lambda: _note_data(me))
+        self.in_round = in_round
+        self.data = DataWatch(every if in_round else (), lambda: _note_data(me))
         self.is_below = False  # a module whose calls may write it through `data` at home
         self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
@@ -156,7 +159,7 @@ class FramedPart:
     def acquire(self, stream: int | None, writes: bool, in_python: bool = False) -> FrameUse | None:
         """Let the tensors point to a frame for work on the stream; None if they stay at home.
 
-        The caller must release() the result. A use `in_python` sees each access to `data`.
+        The caller must release() the result. Reads of `data` are seen in a use `in_python`.
         """
         with self.lock:
             was_read = self.data.was_read or (self.is_below and not in_python)
@@ -173,8 +176,6 @@ class FramedPart:
             with self.lock:
                 self._note_counted()
                 self.uses.append(use)
-                if is_watched:
-                    self.data.show()
                 self._point_to(address)
         except BaseException:
             self._remove(use)
@@ -216,8 +217,6 @@ class FramedPart:
     def _remove(self, use: FrameUse | None) -> None:
         """Forget a use, if it is known; the tensors point to the frame of the latest other one."""
         with self.lock:
-            if use is not None and use.is_watched and any(each is use for each in self.uses):
-                self.data.hide()
             self.uses = [each for each in self.uses if each is not use]
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
@@ -226,7 +225,8 @@ class FramedPart:
         if not tensor.is_inference():
             with self.lock:
                 self.tensors.append(tensor)
-                self.data.parameters.append(tensor)
+                if self.in_round:
+                    self.data.add(tensor)
 
     def keep(self, tensors: list[Tensor]) -> None:
         """Look for writes of these tensors alone."""
@@ -236,16 +236,6 @@ class FramedPart:
             self.writes = self._count_writes() - is_written
             self.data.keep(tensors)
 
-    def show_data(self) -> None:
-        """Begin a call that may write the part through `data`."""
-        with self.lock:
-            self.data.show()
-
-    def hide_data(self) -> None:
-        """End what show_data() began."""
-        with self.lock:
-            self.data.hide()
-
     def note_writes(self, stream: int | None) -> None:
         """Note that work on the stream may have written the tensors at home."""
         self.writes = self._count_writes()
@@ -254,6 +244,7 @@ class FramedPart:
 
     def leave_frames(self) -> None:
         """Give back the part's number. No use is open, and none may come."""
+        self.data.end()
         with contextlib.suppress(CUDAError):
             self.frames.remove([self.number])
 
@@ -276,12 +267,16 @@ class FramedPart:
 
 
 def _note_data(ref: weakref.ref[FramedPart]) -> None:
-    """Take an access to `data` for a write; later calls may write through the result."""
+    """Take a read of `data` for a write, also in later uses: its result may be kept.
+
+    Between rounds it does not matter, because each round loads what is at home then.
+    """
     part = ref()
-    if part is not None:
+    if part is not None and part.in_round is not None:
         with part.lock:
-            part.written.update(use.number for use in part.uses)
-            part.data.was_read = True
+            if part.uses or part.in_round():
+                part.written.update(use.number for use in part.uses)
+                part.data.was_read = part.is_unwatched = True
 
 
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:

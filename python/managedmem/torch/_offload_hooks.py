@@ -334,9 +334,10 @@ class Announcer:
         # Uses of parts that have no frames; threads may lose some.
         self.on_device = self.at_home = 0
         self.in_graphs = can_announce()
+        self.rounds = 0  # under way
         self._local = threading.local()
         self._all: weakref.WeakSet[_Uses] = weakref.WeakSet()
-        self._lock = threading.RLock()  # for _all; a collection may call stop()
+        self._lock = threading.RLock()  # for _all and rounds; a collection may call stop()
 
     def attach(self, site: Site) -> list[RemovableHandle]:
         """Hook the module of a site."""
@@ -362,12 +363,20 @@ class Announcer:
     def begin_round(self) -> None:
         """Let parts be loaded ahead, with their present contents at home."""
         if self.frames is not None and not self.is_read_only:
+            with self._lock:
+                self.rounds += 1
             with contextlib.suppress(CUDAError):
                 self.frames.begin_round(self.target.stream() or 0)
 
     def end_round(self) -> None:
         if self.frames is not None and not self.is_read_only:
+            with self._lock:
+                self.rounds = max(0, self.rounds - 1)
             self.frames.end_round()
+
+    def in_round(self) -> bool:
+        """True while parts may be loaded ahead."""
+        return self.rounds > 0
 
     def begin_compiled_round(self) -> None:
         """Begin a round in compiled code, which has no way to end it after an exception."""
@@ -457,7 +466,10 @@ class Announcer:
     def add_slices(self, part: Part, slab: _Slab, offset: int) -> None:
         """Let calls load the slices of a part that they name."""
         frames = self.frames if part.reason == LOADED_SLICES else None
-        self.sliced[id(part)] = SlicedPart(part, frames, slab, offset, self.place, self._call_with)
+        in_round = None if self.is_read_only else self.in_round
+        self.sliced[id(part)] = SlicedPart(
+            part, frames, slab, offset, self.place, self._call_with, in_round
+        )
 
     def _call_with(self, sliced: SlicedPart) -> SliceUses | None:
         """The innermost call of this thread that may name slices of the part."""
@@ -582,56 +594,6 @@ class _After(_Hook):
 # A graph of such a call alone would not have the nodes of the output.
 for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
     leave_to_python(_call)
-
-
-class _Calls(threading.local):
-    """Calls that are under way in a thread."""
-
-    count = 0
-
-
-class _DataBegin(_Hook):
-    """The beginning of a call that may write parts through `data`, outside of their uses too."""
-
-    def __init__(self, announcer: Announcer, groups: list[FramedPart]) -> None:
-        super().__init__(announcer)
-        self.groups = groups
-        self.calls = _Calls()
-
-    def __call__(self, module: nn.Module, arguments: object) -> None:
-        if torch.compiler.is_dynamo_compiling() or in_compiled_code() or not self.announcer.active:
-            return
-        self.calls.count += 1
-        for group in self.groups:
-            group.show_data()
-
-
-class _DataEnd(_Hook):
-    def __init__(self, begin: _DataBegin) -> None:
-        super().__init__(begin.announcer)
-        self.begin = begin
-
-    def __call__(self, module: nn.Module, arguments: object, output: object = None) -> None:
-        if torch.compiler.is_dynamo_compiling() or not self.begin.calls.count:
-            return
-        self.begin.calls.count -= 1
-        for group in self.begin.groups:
-            group.hide_data()
-
-
-def watch_data(
-    announcer: Announcer, module: nn.Module, groups: list[FramedPart]
-) -> list[RemovableHandle]:
-    """Hook a module whose calls may write parts through `data`."""
-    begin = _DataBegin(announcer, groups)
-    return [
-        module.register_forward_pre_hook(begin, prepend=True),
-        module.register_forward_hook(_DataEnd(begin), always_call=True),
-    ]
-
-
-leave_to_python(_DataBegin.__call__)
-leave_to_python(_DataEnd.__call__)
 
 
 class _Reached:

@@ -20,7 +20,7 @@ from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_coverage import Watch
 from managedmem.torch._offload_frames import FramedPart
 from managedmem.torch._offload_gradients import GradientHome, GradientRoom
-from managedmem.torch._offload_hooks import Announcer, Places, Versions, watch_data
+from managedmem.torch._offload_hooks import Announcer, Places, Versions
 from managedmem.torch._offload_places import (
     Moved,
     Target,
@@ -37,7 +37,7 @@ from managedmem.torch._offload_plan import (
     Plan,
     follow,
     make_plan,
-    sites_of_data,
+    parts_below_data,
 )
 from managedmem.torch._offload_shares import Share
 from managedmem.torch._offload_slices import SlicedPart
@@ -87,7 +87,6 @@ class DeviceLane:
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
-        self.data_hooks: list[RemovableHandle] = []
         self.frames: _Frames | None = None
         self.versions = Versions()
         self.places = Places(optimizer is not None, read_only)
@@ -128,23 +127,19 @@ class DeviceLane:
         self.target.wait()  # other streams use it too
         for site in plan.sites:
             self.hooks += self.announcer.attach(site)
-        self._watch_data(model, {id(p): p for p in (*self.plan.streamed, *plan.streamed)}.values())
+        self._note_writers(
+            model, {id(p): p for p in (*self.plan.streamed, *plan.streamed)}.values()
+        )
         if is_first and self.frames is not None:
             self.announcer.start()
             for root in roots_of(model):
                 self.hooks += self.announcer.attach_rounds(root)
 
-    def _watch_data(self, model: nn.Module, streamed: Iterable[Part]) -> None:
-        """Look for writes through `data` in the calls of modules around the parts."""
-        for hook in self.data_hooks:
-            hook.remove()
-        self.data_hooks.clear()
-        for module, parts in sites_of_data(model, streamed):
-            groups = [self.groups[id(part)] for part in parts if id(part) in self.groups]
-            for group in groups:
-                group.is_below = True
-            if groups:
-                self.data_hooks += watch_data(self.announcer, module, groups)
+    def _note_writers(self, model: nn.Module, streamed: Iterable[Part]) -> None:
+        """Note the parts that compiled calls of modules around them may write through `data`."""
+        for part in parts_below_data(model, streamed):
+            if id(part) in self.groups:
+                self.groups[id(part)].is_below = True
 
     def _bring_home(self, plan: Plan) -> dict[int, tuple[_Slab, int]]:
         """The home of each streamed part by its id: memory with an offset."""
@@ -177,7 +172,14 @@ class DeviceLane:
                 storages = [moved[id(block)].base.untyped_storage() for block in part.blocks]
                 tensors = [t for block in part.blocks for p in block.pieces for t in p.tensors]
                 self.groups[id(part)] = FramedPart(
-                    self.frames, slab, offset, storages, tensors, part.written, part.is_unwatched
+                    self.frames,
+                    slab,
+                    offset,
+                    storages,
+                    tensors,
+                    part.written,
+                    part.is_unwatched,
+                    None if self.read_only or part.is_shared else self.announcer.in_round,
                 )
             elif part.use == "slices" and part.place == "home":
                 self.announcer.add_slices(part, slab, offset)
@@ -305,7 +307,6 @@ class DeviceLane:
             self.announcer.sliced.pop(id(part), None)
             self.places.drop(part)
             self.versions.drop(part)
-        self._watch_data(model, self.plan.streamed)
         if self.frames is not None and not self.plan.frames:
             self.frames.close()
             self.frames = self.announcer.frames = None
@@ -347,10 +348,9 @@ class DeviceLane:
 
     def stop(self) -> None:
         """Remove the hooks, release everything, and close the frames."""
-        for hook in (*self.hooks, *self.data_hooks):
+        for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
-        self.data_hooks.clear()
         self.announcer.stop()
         if self.frames is not None:
             with contextlib.suppress(CUDAError):
@@ -362,8 +362,7 @@ class DeviceLane:
         ]
         for part in framed:
             part.go_home(self.target.place)
-        for group in self.groups.values():
-            group.data.end()
+            part.data.end()
         if self.final is None:
             self.final = self.numbers()
         if self.frames is not None:

@@ -431,6 +431,7 @@ class SplitStep:
         with ExitStack() as uses:
             for part in turn.parts:
                 if part.group is not None and self.active:  # a collection may have called remove()
+                    uses.enter_context(part.group.data.paused())
                     stream = part.target.stream()
                     if (use := part.group.acquire(stream, writes=True)) is not None:
                         uses.callback(end_use, use, stream, written=True)

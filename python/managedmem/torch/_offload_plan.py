@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -177,6 +176,7 @@ class _Cutter:
         self.experts = {id(p) for module in model.modules() for p in _expert_weights(module)}
         self.seen: set[int] = set()
         self.unwatched: set[int] = set()  # modules whose parts calls may write through `.data`
+        self.writers: dict[type, bool] = {}  # classes of modules, True for those that do so
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
         self.names: dict[int, str] = {}
         self.members: dict[int, list[_Block]] = {}  # the blocks of a module with a part, by its id
@@ -318,8 +318,10 @@ class _Cutter:
                 continue
             self.seen.add(id(module))
             self.covered[id(module)] = root
-            kind: Any = type(module)
-            if names_data(kind):
+            kind = type(module)
+            if kind not in self.writers:
+                self.writers[kind] = names_data(kind)
+            if self.writers[kind]:
                 self.unwatched.add(id(root))
             if self.owned.get(id(module)):
                 self.members.setdefault(id(root), []).extend(self.owned[id(module)])
@@ -409,27 +411,29 @@ def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
             yield from (parameter for parameter in cubes if parameter.shape[0] == count)
 
 
-def sites_of_data(model: nn.Module, parts: Iterable[Part]) -> list[tuple[nn.Module, list[Part]]]:
-    """The modules whose calls may write parameters below them through `data`, with these parts.
+def parts_below_data(model: nn.Module, parts: Iterable[Part]) -> list[Part]:
+    """The parts that calls of modules around them may write through `data`.
 
     Adapters do so when they are merged, for instance.
     """
     part_of = {
         id(t): part for part in parts for b in part.blocks for p in b.pieces for t in p.tensors
     }
-    found = []
+    known: dict[Any, bool] = {}
+    found: dict[int, Part] = {}
     for module in model.modules():
-        kind: Any = type(module)
-        if _forward_names_data(kind):
+        kind = vars(module).get("forward") or type(module)
+        if kind not in known:
+            known[kind] = _forward_names_data(module)
+        if known[kind]:
             mine = (part_of.get(id(p)) for p in module.parameters())
-            below = list({id(part): part for part in mine if part is not None}.values())
-            found += [(module, below)] if below else []
-    return found
+            found |= {id(part): part for part in mine if part is not None}
+    return list(found.values())
 
 
-@cache
-def _forward_names_data(kind: Any) -> bool:
+def _forward_names_data(module: nn.Module) -> bool:
     """True if `forward`, or a method that it names, reads an attribute `data`."""
+    kind = type(module)
     seen: set[str] = set()
     names = ["forward"]
     while names:
@@ -437,10 +441,10 @@ def _forward_names_data(kind: Any) -> bool:
         if name in seen:
             continue
         seen.add(name)
-        method = getattr(kind, name, None)
+        method: Any = vars(module).get(name, getattr(kind, name, None))
         method = method.fget if isinstance(method, property) else method
         code = getattr(method, "__code__", None)
-        if code is None or getattr(method, "__module__", "").split(".")[0] == "torch":
+        if code is None or _is_of_torch(method):
             continue
         if _reads_data(code):
             return True
@@ -456,14 +460,18 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(inner)
 
 
-@cache
-def names_data(kind: Any) -> bool:
+def _is_of_torch(definition: Any) -> bool:
+    """True for a class or function of torch."""
+    return str(getattr(definition, "__module__", None)).split(".")[0] == "torch"
+
+
+def names_data(kind: type) -> bool:
     """True if methods of a module's class read an attribute `data`, through which they may write.
 
     torch counts no such write. Classes of torch do not write their parameters this way in a call.
     """
     for owner in kind.__mro__:
-        if owner.__module__.split(".")[0] == "torch":
+        if _is_of_torch(owner):
             continue
         for name, method in vars(owner).items():
             code = getattr(method, "__code__", None)

@@ -1,86 +1,96 @@
-"""Writes through `parameter.data`, which torch does not count: the class of a parameter sees them.
+"""Writes through `parameter.data`, which torch does not count: reads of that attribute are seen.
 
-While modules whose code reads `data` are called, the parameters below are of another class, for
-which that attribute is a property. A call that does not read it has written nothing.
+While parameters are watched, `data` of torch's class of parameters is a property, which tells the
+watch. Code that does not read it has written nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import cast
 
 from torch import Tensor, nn
 
-from managedmem.torch._offload_copies import plain_copy
-
-# By the ids of parameters. Weak, as a call that Ctrl-C has ended may be open for long.
+# By the ids of parameters, which a watch keeps.
 _watches: weakref.WeakValueDictionary[int, DataWatch] = weakref.WeakValueDictionary()
+_lock = threading.RLock()  # a collection in it may end a watch
 
 
-class WatchedParameter(nn.Parameter):
-    """The class of a parameter during a call that may write it through `data`."""
+def _read(parameter: nn.Parameter) -> Tensor:
+    watch = _watches.get(id(parameter))
+    if watch is not None and not watch.pauses and not _is_torch(sys._getframe(1)):
+        watch.on_read()
+    return cast(Tensor, Tensor.data.__get__(parameter))  # type: ignore[attr-defined]
 
-    @property
-    def data(self) -> Tensor:
-        watch = _watches.get(id(self))
-        if watch is not None:
-            watch.on_read()
-        return cast(Tensor, Tensor.data.__get__(self))  # type: ignore[attr-defined]
 
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+def _is_torch(frame: FrameType) -> bool:
+    """True for torch's own code, which reads it to copy and to compile, and writes nothing."""
+    return str(frame.f_globals.get("__name__")).split(".")[0] == "torch"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        return plain_copy(self, memo)
+
+def _assign(parameter: nn.Parameter, value: Tensor) -> None:
+    Tensor.data.__set__(parameter, value)  # type: ignore[attr-defined]
+
+
+_seen = property(_read, _assign, doc=Tensor.data.__doc__)
 
 
 class DataWatch:
-    """Watches the parameters of a part during its uses. Its owner has the lock."""
+    """Watches the parameters of a part. Its owner has a lock."""
 
-    def __init__(self, parameters: Iterable[Tensor], on_read: Callable[[], None]) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, tensors: Iterable[Tensor], on_read: Callable[[], None]) -> None:
+        self.tensors: list[Tensor] = []
         self.on_read = on_read
         self.was_read = False
-        self.uses = 0
+        self.pauses = 0
+        for tensor in tensors:
+            self.add(tensor)
+
+    def add(self, tensor: Tensor) -> None:
+        """Watch another tensor. Those that are no parameters are not seen."""
+        self.tensors.append(tensor)
+        with _lock:
+            if isinstance(tensor, nn.Parameter):
+                _watches[id(tensor)] = self
+                nn.Parameter.data = _seen  # type: ignore[assignment]
 
     def sees_all(self) -> bool:
         """False if writes may be unseen: of other classes, or through a `data` that was kept."""
-        kinds = (nn.Parameter, WatchedParameter)
-        return not self.was_read and all(type(each) in kinds for each in self.parameters)
+        return not self.was_read and all(
+            getattr(type(each), "data", None) is _seen for each in self.tensors
+        )
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Watch only parameters that are among these."""
+        """Watch only tensors that are among these."""
         wanted = set(map(id, tensors))
-        for parameter in self.parameters:
-            if id(parameter) not in wanted:
-                _unwatch(parameter)
-        self.parameters = [each for each in self.parameters if id(each) in wanted]
+        with _lock:
+            for tensor in self.tensors:
+                if id(tensor) not in wanted and _watches.get(id(tensor)) is self:
+                    del _watches[id(tensor)]
+            if not _watches and "data" in vars(nn.Parameter):
+                del nn.Parameter.data
+        self.tensors = [each for each in self.tensors if id(each) in wanted]
 
-    def show(self) -> None:
-        """Begin a use."""
-        self.uses += 1
-        for parameter in self.parameters:
-            _watches[id(parameter)] = self
-            if type(parameter) is nn.Parameter:
-                parameter.__class__ = WatchedParameter
-
-    def hide(self) -> None:
-        """End a use; none after end()."""
-        self.uses = max(0, self.uses - 1)
-        if self.uses == 0:
-            self.end()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """A `with` block whose reads do not matter."""
+        self.pauses += 1
+        try:
+            yield
+        finally:
+            self.pauses -= 1
 
     def end(self) -> None:
-        """Let the parameters be of their own class."""
-        self.uses = 0
-        for parameter in self.parameters:
-            _unwatch(parameter)
+        """Watch no tensor any more."""
+        self.keep(())
 
-
-def _unwatch(parameter: Tensor) -> None:
-    """Let a parameter be of its own class."""
-    _watches.pop(id(parameter), None)
-    if type(parameter) is WatchedParameter:
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    def __del__(self) -> None:
+        try:  # noqa: SIM105
+            self.end()
+        except Exception:
+            pass  # modules may be gone at exit

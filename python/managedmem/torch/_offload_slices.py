@@ -20,6 +20,7 @@ from managedmem.torch._offload_copies import plain_copy
 from managedmem.torch._offload_frames import FramedPart, FrameUse, Span, end_use
 from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_plan import Part
+from managedmem.torch._offload_seen import DataWatch
 
 if TYPE_CHECKING:
     from managedmem.torch._offload_coverage import Watch
@@ -67,6 +68,7 @@ class SlicedPart:
         offset: int,
         place: torch.device,
         call_of: Callable[[SlicedPart], SliceUses | None],
+        in_round: Callable[[], bool] | None,
     ) -> None:
         piece = part.blocks[0].pieces[0]
         self.part = part
@@ -79,6 +81,10 @@ class SlicedPart:
             for number in range(self.parameter.shape[0]):
                 start = offset + number * part.slice_nbytes
                 self.slices.append(self._make(frames, slab, start, place))
+        me = weakref.ref(self)  # which keeps the watch
+        watched = in_round is not None and self.slices and not part.is_shared
+        self.in_round = in_round
+        self.data = DataWatch([self.parameter] if watched else (), lambda: _note_data(me))
         self.place = self._place()
         self.writes = self.count_writes() if self.slices else 0
 
@@ -117,7 +123,8 @@ class SlicedPart:
         call = None if number is None else self.call_of(self)
         if number is None or call is None:
             return None
-        if not self.slices or torch.is_grad_enabled() or self._place() != self.place:
+        at_home = not self.slices or self.data.was_read or torch.is_grad_enabled()
+        if at_home or self._place() != self.place:
             call.read_slice(self)
             return None
         return call.load(self, number)
@@ -147,6 +154,13 @@ class SlicedPart:
         if type(index) is not int or not -count <= index < count:
             return None
         return index % count
+
+
+def _note_data(ref: weakref.ref[SlicedPart]) -> None:
+    """Take a read of `data` for a write: from now on, calls read the slices at home."""
+    sliced = ref()
+    if sliced is not None and sliced.in_round and (sliced.shown or sliced.in_round()):
+        sliced.data.was_read = True
 
 
 class SliceUses:
