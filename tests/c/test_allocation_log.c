@@ -1,6 +1,6 @@
 /* test_allocation_log.c: the list of the memories that live, and the log of births and
  * deaths: of owned memory, blocks of pools and wrapped memory, and without memory for names and
- * copies. Its labels. */
+ * copies. */
 #include "failing_allocations.h"
 #include "logged_allocations.h"
 

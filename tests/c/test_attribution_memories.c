@@ -109,6 +109,18 @@ TEST(addresses_have_one_owner_after_the_other)
     mm_attribution_free(a);
 }
 
+TEST(the_later_owner_may_start_below)
+{
+    const uint64_t t = 1000000;
+    const mm_allocation_record records[] = {record_of(BASE + PAGE, MIB, t, 2 * t, 1),
+                                            record_of(BASE, MIB, 2 * t + 500, ALWAYS, 2)};
+    mm_attribution *a = attribution_of(records, 2);
+
+    CHECK_EQUAL(memory_of_fault(a, 2 * t + 1, BASE + 2 * PAGE), 1); /* between both */
+    CHECK_EQUAL(mm_attribution_ambiguous(a), 1);
+    mm_attribution_free(a);
+}
+
 /* --- names, growth -------------------------------------------------------------------------- */
 
 TEST(names_come_before_allocations)
