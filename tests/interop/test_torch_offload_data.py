@@ -3,7 +3,6 @@
 import copy
 import gc
 import types
-import warnings
 
 import pytest
 
@@ -151,6 +150,14 @@ def scale(tensor):
     tensor.data.mul_(1.5)
 
 
+def stepping(optimizer):
+    def step(_):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def own_forward(module):
     def forward(self, x):
         self.weight.data.mul_(1.5)
@@ -209,6 +216,7 @@ class TestCodeOutsideOfTheClass:
                 assert same(one, other)
         assert_same_module(model, twin)
 
+    @pytest.mark.filterwarnings("ignore:.*has a gradient, but offload")
     def test_in_a_backward_pass(self, on):
         def step(parameter):
             parameter.data.sub_(parameter.grad, alpha=0.1)
@@ -220,11 +228,27 @@ class TestCodeOutsideOfTheClass:
             for parameter in (p for m in (model, twin) for p in m.parameters()):
                 parameter.register_post_accumulate_grad_hook(step)
             for _ in range(3):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)  # no optimizer
-                    model(batch(handle)).square().mean().backward()
-                twin(batch(handle)).square().mean().backward()
+                for module in (model, twin):
+                    module(batch(handle)).square().mean().backward()
             assert_same_module(model, twin)
+
+    @pytest.mark.filterwarnings("ignore:.*has a gradient, but offload")
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_steps_of_other_optimizers_in_a_backward_pass(self, fused, on):
+        model = layers(5, on=on)
+        with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+            twin = plain(model, handle)
+            for parameter in (p for m in (model, twin) for p in m.parameters()):
+                optimizer = torch.optim.AdamW([parameter], lr=0.01, fused=fused)
+                parameter.register_post_accumulate_grad_hook(stepping(optimizer))
+            for _ in range(3):
+                for module in (model, twin):
+                    module(batch(handle)).square().mean().backward()
+            assert_same_module(model, twin)
+            before = handle.stats()["bytes_home"]
+            with torch.no_grad():
+                list(loops(model, handle))
+            assert handle.stats()["bytes_home"] == before
 
     def test_between_calls_of_a_round(self, on):
         model = layers(5, on=on)

@@ -24,6 +24,7 @@ from managedmem.torch._offload_seen import DataWatch
 
 _DLPACK_CUDA = 2
 _TRIALS = 4
+_UNKNOWN = -1  # count of writes
 _WORDS = 16  # of the struct behind a storage, among which the pointer is
 
 
@@ -150,7 +151,7 @@ class FramedPart:
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         me = weakref.ref(self)  # which keeps the watch
         self.in_round = in_round
-        self.data = DataWatch(every if in_round else (), lambda: _note_data(me))
+        self.data = DataWatch(every if in_round else (), lambda lasts: _note_write(me, lasts))
         self.is_below = False  # a module whose calls may write it through `data` at home
         self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
@@ -266,8 +267,8 @@ class FramedPart:
             pointer.value = start + offset
 
 
-def _note_data(ref: weakref.ref[FramedPart]) -> None:
-    """Take a read of `data` for a write, also in later uses: its result may be kept.
+def _note_write(ref: weakref.ref[FramedPart], lasts: bool) -> None:
+    """Note a write that torch does not count. A `data` that was read may be kept for later ones.
 
     Between rounds it does not matter, because each round loads what is at home then.
     """
@@ -276,7 +277,9 @@ def _note_data(ref: weakref.ref[FramedPart]) -> None:
         with part.lock:
             if part.uses or part.in_round():
                 part.written.update(use.number for use in part.uses)
-                part.data.was_read = part.is_unwatched = True
+                part.writes = _UNKNOWN
+                if lasts:
+                    part.data.was_read = part.is_unwatched = True
 
 
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:

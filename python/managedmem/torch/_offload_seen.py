@@ -1,7 +1,7 @@
-"""Writes through `parameter.data`, which torch does not count: reads of that attribute are seen.
+"""Writes that torch does not count: through `parameter.data`, and by steps of fused optimizers.
 
 While parameters are watched, `data` of torch's class of parameters is a property, which tells the
-watch. Code that does not read it has written nothing.
+watch. Code that does not read it has written nothing. A hook of all optimizers tells it of steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
+_hooks: list[RemovableHandle] = []  # one while parameters are watched
 # By the ids of parameters, which a watch keeps.
 _watches: weakref.WeakValueDictionary[int, DataWatch] = weakref.WeakValueDictionary()
 _lock = threading.RLock()  # a collection in it may end a watch
@@ -24,7 +27,7 @@ _lock = threading.RLock()  # a collection in it may end a watch
 def _read(parameter: nn.Parameter) -> Tensor:
     watch = _watches.get(id(parameter))
     if watch is not None and not watch.pauses and not _is_torch(sys._getframe(1)):
-        watch.on_read()
+        watch.note(True)
     return cast(Tensor, Tensor.data.__get__(parameter))  # type: ignore[attr-defined]
 
 
@@ -40,12 +43,23 @@ def _assign(parameter: nn.Parameter, value: Tensor) -> None:
 _seen = property(_read, _assign, doc=Tensor.data.__doc__)
 
 
-class DataWatch:
-    """Watches the parameters of a part. Its owner has a lock."""
+def _before_step(optimizer: optim.Optimizer, *arguments: object) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            watch = _watches.get(id(parameter))
+            if watch is not None and not watch.pauses:
+                watch.note(False)
 
-    def __init__(self, tensors: Iterable[Tensor], on_read: Callable[[], None]) -> None:
+
+class DataWatch:
+    """Watches the parameters of a part, and notes writes with True where they may come later too.
+
+    Its owner has a lock.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], note: Callable[[bool], None]) -> None:
         self.tensors: list[Tensor] = []
-        self.on_read = on_read
+        self.note = note
         self.was_read = False
         self.pauses = 0
         for tensor in tensors:
@@ -58,6 +72,8 @@ class DataWatch:
             if isinstance(tensor, nn.Parameter):
                 _watches[id(tensor)] = self
                 nn.Parameter.data = _seen  # type: ignore[assignment]
+                if not _hooks:
+                    _hooks.append(register_optimizer_step_pre_hook(_before_step))
 
     def sees_all(self) -> bool:
         """False if writes may be unseen: of other classes, or through a `data` that was kept."""
@@ -72,13 +88,14 @@ class DataWatch:
             for tensor in self.tensors:
                 if id(tensor) not in wanted and _watches.get(id(tensor)) is self:
                     del _watches[id(tensor)]
-            if not _watches and "data" in vars(nn.Parameter):
+            if not _watches and _hooks:
                 del nn.Parameter.data
+                _hooks.pop().remove()
         self.tensors = [each for each in self.tensors if id(each) in wanted]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A `with` block whose reads do not matter."""
+        """A `with` block whose writes are known."""
         self.pauses += 1
         try:
             yield

@@ -84,7 +84,7 @@ class SlicedPart:
         me = weakref.ref(self)  # which keeps the watch
         watched = in_round is not None and self.slices and not part.is_shared
         self.in_round = in_round
-        self.data = DataWatch([self.parameter] if watched else (), lambda: _note_data(me))
+        self.data = DataWatch([self.parameter] if watched else (), lambda _: _note_write(me))
         self.place = self._place()
         self.writes = self.count_writes() if self.slices else 0
 
@@ -156,8 +156,8 @@ class SlicedPart:
         return index % count
 
 
-def _note_data(ref: weakref.ref[SlicedPart]) -> None:
-    """Take a read of `data` for a write: from now on, calls read the slices at home."""
+def _note_write(ref: weakref.ref[SlicedPart]) -> None:
+    """Note a write that torch does not count: from now on, calls read the slices at home."""
     sliced = ref()
     if sliced is not None and sliced.in_round and (sliced.shown or sliced.in_round()):
         sliced.data.was_read = True
