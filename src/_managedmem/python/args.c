@@ -21,16 +21,14 @@ mm_read_index(PyObject *value, const char *name, PyObject *error, long long *out
     if (PyLong_CheckExact(value)) {
         index = Py_NewRef(value);
     } else if (!is_int(value)) {
-        PyErr_Format(error, "%s must be an int, got %R", name, value);
-        return -1;
+        return MM_ERROR(error, "%s must be an int, got %R", name, value);
     } else if ((index = PyNumber_Index(value)) == NULL) {
         return -1;
     }
     *out = PyLong_AsLongLongAndOverflow(index, &overflow);
     Py_DECREF(index);
     if (overflow != 0) {
-        PyErr_Format(PyExc_ValueError, "%s is out of range: %R", name, value);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "%s is out of range: %R", name, value);
     }
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
@@ -41,17 +39,15 @@ mm_read_size(PyObject *value, const char *name, size_t *out)
     long long size;
 
     if (!is_int(value)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s must be an int, the number of bytes, got %R: 4 GiB is 4 << 30", name,
-                     value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError,
+                        "%s must be an int, the number of bytes, got %R: 4 GiB is 4 << 30", name,
+                        value);
     }
     if (mm_read_index(value, name, PyExc_TypeError, &size) < 0) {
         return -1;
     }
     if (size < 0 || size > PY_SSIZE_T_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s must be 0 bytes or more, got %lld", name, size);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "%s must be 0 bytes or more, got %lld", name, size);
     }
     *out = (size_t)size;
     return 0;
@@ -60,15 +56,13 @@ mm_read_size(PyObject *value, const char *name, size_t *out)
 static int
 refuse_address(PyObject *value)
 {
-    PyErr_Format(PyExc_ValueError, "%R is not an address of memory", value);
-    return -1;
+    return MM_ERROR(PyExc_ValueError, "%R is not an address of memory", value);
 }
 
 static int
 refuse_address_type(PyObject *value)
 {
-    PyErr_Format(PyExc_TypeError, "an address must be an int, got %R", value);
-    return -1;
+    return MM_ERROR(PyExc_TypeError, "an address must be an int, got %R", value);
 }
 
 /* Reads an address that may be 0. */
@@ -122,9 +116,8 @@ mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, si
         return refuse_address(address);
     }
     if (*size > UINT64_MAX - *start) {
-        PyErr_Format(PyExc_ValueError, "%zu bytes at %p leave the address space", *size,
-                     (void *)(uintptr_t)*start);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "%zu bytes at %p leave the address space", *size,
+                        (void *)(uintptr_t)*start);
     }
     return 0;
 }
@@ -148,9 +141,8 @@ mm_read_dispatch(PyObject *value, mm_dispatch *out)
             return 0;
         }
     }
-    PyErr_Format(PyExc_ValueError, "dispatch must be \"auto\", \"batch\" or \"loop\", got %R",
-                 value);
-    return -1;
+    return MM_ERROR(PyExc_ValueError, "dispatch must be \"auto\", \"batch\" or \"loop\", got %R",
+                    value);
 }
 
 int
@@ -162,8 +154,7 @@ mm_read_unsupported_text(PyObject *value, bool *skips)
     if (*skips || (text && PyUnicode_CompareWithASCIIString(value, "raise") == 0)) {
         return 0;
     }
-    PyErr_Format(PyExc_ValueError, "unsupported must be \"raise\" or \"skip\", got %R", value);
-    return -1;
+    return MM_ERROR(PyExc_ValueError, "unsupported must be \"raise\" or \"skip\", got %R", value);
 }
 
 const char *

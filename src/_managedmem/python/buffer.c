@@ -210,8 +210,7 @@ check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
     assert(use->range.allocation == 0);
     if (read_range(b, use->cu, op, &use->range, &st) < 0) {
         mm_buffer_leave(use);
-        (void)mm_raise(b->state, &st);
-        return -1;
+        return mm_raise_failure(b->state, -1, &st);
     }
     return 0;
 }
@@ -336,8 +335,7 @@ mm_buffer_is_managed(mm_buffer *b, bool *managed)
 static int
 refuse_buffer_name(PyObject *error, const char *reason, PyObject *value)
 {
-    PyErr_Format(error, "name %s, got %.300R", reason, value);
-    return -1;
+    return MM_ERROR(error, "name %s, got %.300R", reason, value);
 }
 
 int
@@ -367,9 +365,9 @@ mm_read_name(PyObject *value, const char **name)
         return refuse_buffer_name(PyExc_ValueError, "must not contain a null character", value);
     }
     if (length > MM_NAME_BYTES) {
-        PyErr_Format(PyExc_ValueError, "name must have at most %d bytes of UTF-8, got %zd: %.300R",
-                     MM_NAME_BYTES, length, value);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "name must have at most %d bytes of UTF-8, got %zd: %.300R", MM_NAME_BYTES,
+                        length, value);
     }
     return 0;
 }
@@ -411,23 +409,21 @@ mm_buffer_set_name(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
     mm_status st;
 
     if (value == NULL) {
-        PyErr_SetString(PyExc_AttributeError, "name cannot be deleted; assign None");
-        return -1;
+        return MM_ERROR(PyExc_AttributeError, "name cannot be deleted; assign None");
     }
     if (mm_read_name(value, &name) < 0) {
         return -1;
     }
     if (b->is_view) {
-        PyErr_Format(PyExc_ValueError,
-                     "a view has the name of its whole buffer, so name=%.300R cannot be set here: "
-                     "set it on the whole buffer, or name the part in a trace with "
-                     "trace.name(view, label)",
-                     value);
-        return -1;
+        return MM_ERROR(
+            PyExc_ValueError,
+            "a view has the name of its whole buffer, so name=%.300R cannot be set here: "
+            "set it on the whole buffer, or name the part in a trace with "
+            "trace.name(view, label)",
+            value);
     }
     if (mm_memory_set_name(b->memory, name, &done, &st) < 0) {
-        (void)mm_raise(b->state, &st);
-        return -1;
+        return mm_raise_failure(b->state, -1, &st);
     }
     return done ? 0 : mm_buffer_raise_closed(b);
 }

@@ -50,8 +50,7 @@ static int
 refuse_delete(PyObject *value, const char *name, const char *instead)
 {
     if (value == NULL) {
-        PyErr_Format(PyExc_AttributeError, "%s cannot be deleted; assign %s", name, instead);
-        return -1;
+        return MM_ERROR(PyExc_AttributeError, "%s cannot be deleted; assign %s", name, instead);
     }
     return 0;
 }

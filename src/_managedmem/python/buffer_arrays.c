@@ -353,9 +353,8 @@ mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         return NULL;
     }
     if (!mm_is_buffer(state, argv[BUFFER])) {
-        PyErr_Format(PyExc_TypeError, "_synchronize() takes a ManagedBuffer, got %R",
-                     argv[BUFFER]);
-        return NULL;
+        return PyErr_Format(PyExc_TypeError, "_synchronize() takes a ManagedBuffer, got %R",
+                            argv[BUFFER]);
     }
     rc = to_host ? wait_for_host(mm_buffer_of(argv[BUFFER]), argv[STREAM])
                  : wait_for_stream(mm_buffer_of(argv[BUFFER]), argv[STREAM]);

@@ -45,23 +45,20 @@ mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags)
 
     view->obj = NULL;
     if ((flags & PyBUF_F_CONTIGUOUS) == PyBUF_F_CONTIGUOUS && b->dimensions > 1 && b->size > 0) {
-        PyErr_SetString(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
-        return -1;
+        return MM_ERROR(PyExc_BufferError, "a ManagedBuffer is C-contiguous, not Fortran");
     }
     if ((flags & PyBUF_WRITABLE) && b->memory->access.read_only) {
-        PyErr_SetString(PyExc_BufferError, "the memory is read-only, as its owner is");
-        return -1;
+        return MM_ERROR(PyExc_BufferError, "the memory is read-only, as its owner is");
     }
     if (mm_buffer_check_open(b) < 0) {
         return -1;
     }
     if ((flags & PyBUF_FORMAT) && mm_is_plain_bytes(b->dtype)) { /* NumPy then calls __array__() */
-        PyErr_Format(
+        return MM_ERROR(
             PyExc_BufferError,
             "the buffer protocol has no format for %s: use buf.numpy(), or the bits, as in "
             "buf.view(\"%s\")",
             b->dtype->name, mm_dtype_bits(b->dtype));
-        return -1;
     }
     if (export_to_host(b, &held) < 0) {
         return -1;
@@ -118,10 +115,9 @@ dlpack_device_of(mm_driver *cu, const mm_buffer *b, const mm_pointer_attributes 
     }
     if (device->device_type == DL_DEVICE_CUDA
         && (attributes->device < 0 || attributes->device >= cu->device_count)) {
-        PyErr_Format(PyExc_BufferError,
-                     "the memory at %p belongs to device %d, which this process does not see",
-                     (void *)(uintptr_t)b->memory->start, attributes->device);
-        return -1;
+        return MM_ERROR(PyExc_BufferError,
+                        "the memory at %p belongs to device %d, which this process does not see",
+                        (void *)(uintptr_t)b->memory->start, attributes->device);
     }
     return 0;
 }
@@ -162,10 +158,10 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     if (!reached) {
-        PyErr_SetString(b->state->export_error,
-                        "no __cuda_array_interface__: this is system memory, which no device here "
-                        "reaches. Copy it to a buffer of managedmem.empty().");
-        return NULL;
+        return PyErr_Format(
+            b->state->export_error,
+            "no __cuda_array_interface__: this is system memory, which no device here "
+            "reaches. Copy it to a buffer of managedmem.empty().");
     }
     shape = PyObject_GetAttrString(op, "shape");
     if (shape == NULL) {
@@ -416,8 +412,8 @@ read_max_version(PyObject *value, bool *versioned)
         return 0;
     }
     if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
-        PyErr_Format(PyExc_TypeError, "max_version must be None or (major, minor), got %R", value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "max_version must be None or (major, minor), got %R",
+                        value);
     }
     if (mm_read_index(PyTuple_GetItem(value, 0), "max_version", PyExc_TypeError, &major) < 0) {
         return -1;
@@ -482,8 +478,7 @@ read_dl_device(PyObject *value, int devices, dl_device *device)
         return 0;
     }
     if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
-        PyErr_Format(PyExc_TypeError, "dl_device must be None or (type, id), got %R", value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "dl_device must be None or (type, id), got %R", value);
     }
     if (mm_read_index(PyTuple_GetItem(value, 0), "dl_device", PyExc_TypeError, &device_type) < 0
         || mm_read_index(PyTuple_GetItem(value, 1), "dl_device", PyExc_TypeError, &device_id)
@@ -517,11 +512,11 @@ order_consumer(const mm_buffer *b, dl_device device, PyObject *value)
         return -1;
     }
     if (stream == 0 || stream < -1) {
-        PyErr_Format(PyExc_ValueError,
-                     "stream must be -1 (no order), 1 (legacy), 2 (per-thread) or a handle, got "
-                     "%lld: 0 is ambiguous",
-                     stream);
-        return -1;
+        return MM_ERROR(
+            PyExc_ValueError,
+            "stream must be -1 (no order), 1 (legacy), 2 (per-thread) or a handle, got "
+            "%lld: 0 is ambiguous",
+            stream);
     }
     if (stream <= 2) {
         return 0;
@@ -541,15 +536,13 @@ read_copy_flag(const mm_buffer *b, PyObject *value, dlpack_request *request)
 {
     request->copied = value == Py_True;
     if (value != NULL && value != Py_None && !PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "copy must be None, True or False, got %R", value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "copy must be None, True or False, got %R", value);
     }
     if (request->copied && !b->memory->owned
         && request->device.device_type != DL_DEVICE_CUDA_MANAGED) {
-        PyErr_SetString(PyExc_BufferError,
+        return MM_ERROR(PyExc_BufferError,
                         "wrapped memory that is not managed cannot be copied here: export it with "
                         "copy=None, and let the consumer copy it");
-        return -1;
     }
     return 0;
 }
@@ -566,10 +559,10 @@ export_capsule(mm_buffer *b, mm_driver *cu, PyObject *requested, dlpack_request 
         return NULL;
     }
     if (b->memory->access.read_only && !request->versioned) {
-        PyErr_SetString(PyExc_BufferError,
-                        "the memory is read-only, which an unversioned DLPack tensor cannot say: "
-                        "use max_version=(1, 0), or copy=True");
-        return NULL;
+        return PyErr_Format(
+            PyExc_BufferError,
+            "the memory is read-only, which an unversioned DLPack tensor cannot say: "
+            "use max_version=(1, 0), or copy=True");
     }
     if ((request->device.device_type == DL_DEVICE_CPU
          || request->device.device_type == DL_DEVICE_CUDA_HOST)

@@ -203,11 +203,10 @@ mm_refuse_device_memory(const mm_buffer *b, PyObject *error)
     /* copy_to() takes no wrapped memory of a device, such as a frame of a WorkingSet. */
     bool copied = b->memory->device != MM_ANY_DEVICE;
 
-    PyErr_Format(error,
-                 "the host cannot reach the memory at %p: it is plain device memory; %s reads it",
-                 (void *)(uintptr_t)b->start,
-                 copied ? "buf.copy_to(array)" : "copy_from(buf) of managedmem.empty_like(buf)");
-    return -1;
+    return MM_ERROR(
+        error, "the host cannot reach the memory at %p: it is plain device memory; %s reads it",
+        (void *)(uintptr_t)b->start,
+        copied ? "buf.copy_to(array)" : "copy_from(buf) of managedmem.empty_like(buf)");
 }
 
 static int
@@ -238,11 +237,10 @@ mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attribute
         || (offset <= attributes->size && size <= attributes->size - offset)) {
         return 0;
     }
-    PyErr_Format(PyExc_BufferError,
-                 "the range of %zu bytes at %p leaves its allocation, which has %zu bytes at %p",
-                 size, (void *)(uintptr_t)start, attributes->size,
-                 (void *)(uintptr_t)attributes->start);
-    return -1;
+    return MM_ERROR(
+        PyExc_BufferError,
+        "the range of %zu bytes at %p leaves its allocation, which has %zu bytes at %p", size,
+        (void *)(uintptr_t)start, attributes->size, (void *)(uintptr_t)attributes->start);
 }
 
 /* mm_check_range_inside for a buffer, unless it was allocated here or is stated to be
@@ -281,8 +279,7 @@ mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
         return 0;
     }
     if (mm_pointer_query(cu, b->start, &attributes, &st) < 0) {
-        (void)mm_raise(b->state, &st);
-        return -1;
+        return mm_raise_failure(b->state, -1, &st);
     }
     access = mm_host_access(b, &attributes, held);
     if (access <= 0) {
@@ -301,13 +298,12 @@ mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held)
 static int
 refuse_copy(CUdeviceptr start)
 {
-    PyErr_Format(
+    return MM_ERROR(
         PyExc_ValueError,
         "the memory at %p cannot be copied or filled: the CUDA driver does not know it, "
         "and would use it on the host. If the host can use it, pass the object that holds it, or "
         "use from_handle(..., is_host_accessible=True)",
         (void *)(uintptr_t)start);
-    return -1;
 }
 
 int
@@ -346,8 +342,7 @@ mm_check_foreign_copied(mm_state *state, const mm_foreign *side)
         return -1;
     }
     if (mm_pointer_query(cu, side->range.start, &attributes, &st) < 0) {
-        (void)mm_raise(state, &st);
-        return -1;
+        return mm_raise_failure(state, -1, &st);
     }
     return is_known(&attributes) ? 0 : refuse_copy(side->range.start);
 }

@@ -36,9 +36,9 @@ shape_items(PyObject *value)
     }
     if (PyUnicode_Check(value)
         || (!PySequence_Check(value) && PyType_GetSlot(Py_TYPE(value), Py_tp_iter) == NULL)) {
-        PyErr_Format(PyExc_TypeError,
-                     "a shape is an int or a sequence of ints, as in (2, 3): got %R", value);
-        return NULL;
+        return PyErr_Format(PyExc_TypeError,
+                            "a shape is an int or a sequence of ints, as in (2, 3): got %R",
+                            value);
     }
     return PySequence_Tuple(value);
 }
@@ -54,12 +54,10 @@ read_length(PyObject *item, PyObject *value, size_t bytes, Py_ssize_t *out)
         return -1;
     }
     if (length < 0) {
-        PyErr_Format(PyExc_ValueError, "a length in shape must be 0 or more, got %R", value);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "a length in shape must be 0 or more, got %R", value);
     }
     if (length > 0 && (size_t)length > (size_t)PY_SSIZE_T_MAX / bytes) {
-        PyErr_Format(PyExc_ValueError, "an array of shape %R has too many bytes", value);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "an array of shape %R has too many bytes", value);
     }
     *out = (Py_ssize_t)length;
     return 0;
@@ -107,22 +105,19 @@ check_view(const mm_buffer *b, const mm_layout *layout, PyObject *shape, size_t 
     int itemsize = (int)layout->dtype->itemsize;
 
     if (bytes != b->size && b->size % (size_t)itemsize != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot view %zu bytes as %s: the size is not a multiple of %d", b->size,
-                     layout->dtype->name, itemsize);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "cannot view %zu bytes as %s: the size is not a multiple of %d", b->size,
+                        layout->dtype->name, itemsize);
     }
     if (bytes != b->size) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot view %zu bytes as %s of shape %R, which has %zu bytes", b->size,
-                     layout->dtype->name, shape, bytes);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "cannot view %zu bytes as %s of shape %R, which has %zu bytes", b->size,
+                        layout->dtype->name, shape, bytes);
     }
     if (bytes > 0 && b->start % (size_t)itemsize != 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "cannot view memory at %p as %s: the address is not a multiple of %d",
-                     (void *)(uintptr_t)b->start, layout->dtype->name, itemsize);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "cannot view memory at %p as %s: the address is not a multiple of %d",
+                        (void *)(uintptr_t)b->start, layout->dtype->name, itemsize);
     }
     return 0;
 }
@@ -159,10 +154,10 @@ mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyO
     }
     if (argv[0] != NULL
         && (PyTuple_Check(argv[0]) || PyList_Check(argv[0]) || PyLong_Check(argv[0]))) {
-        PyErr_Format(PyExc_TypeError,
-                     "view() takes the dtype first, got %R: name the shape, as in view(shape=%R)",
-                     argv[0], argv[0]);
-        return NULL;
+        return PyErr_Format(
+            PyExc_TypeError,
+            "view() takes the dtype first, got %R: name the shape, as in view(shape=%R)", argv[0],
+            argv[0]);
     }
     if (argv[0] != NULL && argv[0] != Py_None) {
         layout.dtype = mm_read_dtype(argv[0]);
@@ -217,11 +212,11 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
         return NULL;
     }
     if (offset < 0 || nbytes > b->size || (unsigned long long)offset > b->size - nbytes) {
-        PyErr_Format(PyExc_ValueError,
-                     "a range of %zu bytes at offset %lld is not inside the buffer, which has %zu "
-                     "bytes",
-                     nbytes, offset, b->size);
-        return NULL;
+        return PyErr_Format(
+            PyExc_ValueError,
+            "a range of %zu bytes at offset %lld is not inside the buffer, which has %zu "
+            "bytes",
+            nbytes, offset, b->size);
     }
     length = (Py_ssize_t)nbytes;
     layout = mm_layout_of_bytes(&length);
@@ -243,18 +238,17 @@ view_of_item(mm_buffer *b, Py_ssize_t i)
 static PyObject *
 raise_outside(const mm_buffer *b, Py_ssize_t index)
 {
-    PyErr_Format(PyExc_IndexError, "index %zd is outside the first axis, which has length %zd",
-                 index, b->shape[0]);
-    return NULL;
+    return PyErr_Format(PyExc_IndexError,
+                        "index %zd is outside the first axis, which has length %zd", index,
+                        b->shape[0]);
 }
 
 static int
 check_has_axis(const mm_buffer *b, PyObject *error)
 {
     if (b->dimensions == 0) {
-        PyErr_SetString(
+        return MM_ERROR(
             error, "this ManagedBuffer is 0-dimensional: read its element through buf.numpy()");
-        return -1;
     }
     return 0;
 }
@@ -293,11 +287,11 @@ subscript_slice(mm_buffer *b, PyObject *key)
         return NULL;
     }
     if (step != 1) {
-        PyErr_Format(PyExc_ValueError,
-                     "a slice of a buffer has step 1, got %R: a buffer is memory without gaps; "
-                     "NumPy's arrays take other steps, as in buf.numpy()[::2]",
-                     key);
-        return NULL;
+        return PyErr_Format(
+            PyExc_ValueError,
+            "a slice of a buffer has step 1, got %R: a buffer is memory without gaps; "
+            "NumPy's arrays take other steps, as in buf.numpy()[::2]",
+            key);
     }
     memcpy(shape, b->shape, sizeof shape);
     shape[0] = PySlice_AdjustIndices(b->shape[0], &start, &stop, step);
@@ -312,11 +306,11 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
     bool index = PyIndex_Check(key) && !PyBool_Check(key);
 
     if (!index && !PySlice_Check(key)) {
-        PyErr_Format(PyExc_TypeError,
-                     "a ManagedBuffer is indexed by an int or a slice of its first axis, got %R; "
-                     "for further axes index again, buf[i][a:b], or use buf.numpy()",
-                     key);
-        return NULL;
+        return PyErr_Format(
+            PyExc_TypeError,
+            "a ManagedBuffer is indexed by an int or a slice of its first axis, got %R; "
+            "for further axes index again, buf[i][a:b], or use buf.numpy()",
+            key);
     }
     if (mm_buffer_check_open(b) < 0 || check_has_axis(b, PyExc_IndexError) < 0) {
         return NULL;
@@ -421,20 +415,19 @@ mm_buffer_iter(PyObject *op)
 int
 mm_buffer_refuse_search(PyObject *Py_UNUSED(op), PyObject *value)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "a ManagedBuffer does not search its elements: use %R in buf.numpy()", value);
-    return -1;
+    return MM_ERROR(PyExc_TypeError,
+                    "a ManagedBuffer does not search its elements: use %R in buf.numpy()", value);
 }
 
 /* Without this, int() and float() would read the bytes of the buffer as text. */
 PyObject *
 mm_buffer_refuse_number(PyObject *op)
 {
-    PyErr_Format(PyExc_TypeError,
-                 "%R is memory, not a number: buf.numpy().item() reads one element, buf.handle "
-                 "is the address",
-                 op);
-    return NULL;
+    return PyErr_Format(
+        PyExc_TypeError,
+        "%R is memory, not a number: buf.numpy().item() reads one element, buf.handle "
+        "is the address",
+        op);
 }
 
 /* A tuple with one number for each axis. */

@@ -1,9 +1,12 @@
-/* errors.h: turning a status into an exception. */
+/* errors.h: raising exceptions, of a message or a status. */
 #ifndef MM_ERRORS_H
 #define MM_ERRORS_H
 
 #include "../driver/driver.h"
 #include "state.h"
+
+/* Raises as PyErr_Format does, in functions that return -1. */
+#define MM_ERROR(...) (PyErr_Format(__VA_ARGS__), -1)
 
 /* Sets the exception that a status stands for; none may be set before. Always returns NULL. */
 PyObject *mm_raise(mm_state *state, const mm_status *st);

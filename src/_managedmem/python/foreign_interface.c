@@ -36,11 +36,10 @@ typestr_itemsize(PyObject *typestr, bool *swapped)
     long size = text ? parse_typestr(text) : 0;
 
     if (size == 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "typestr must be a str of byte order, kind and bytes such as \"<f4\" or "
-                     "\"|u1\", got %R",
-                     typestr);
-        return -1;
+        return MM_ERROR(PyExc_TypeError,
+                        "typestr must be a str of byte order, kind and bytes such as \"<f4\" or "
+                        "\"|u1\", got %R",
+                        typestr);
     }
     *swapped = mm_is_other_order(text[0]) && size > 1;
     return size;
@@ -124,11 +123,10 @@ check_form(const interface *shown)
         return -1;
     }
     if (number < 0 || number > NEWEST_INTERFACE) {
-        PyErr_Format(PyExc_ValueError,
-                     "version in %s must be 0 to %d, got %lld: this release does not know the "
-                     "entries of other versions",
-                     shown->attribute, (int)NEWEST_INTERFACE, number);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "version in %s must be 0 to %d, got %lld: this release does not know the "
+                        "entries of other versions",
+                        shown->attribute, (int)NEWEST_INTERFACE, number);
     }
     if (shown->entries[MASK] != NULL) {
         return refuse_interface(shown, PyExc_ValueError, "has a mask in its",

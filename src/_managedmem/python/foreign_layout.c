@@ -110,9 +110,8 @@ mm_read_ints(PyObject *tuple, const char *name, Py_ssize_t *out)
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
 
     if (count < 0 || count > MM_FOREIGN_DIMENSIONS) {
-        PyErr_Format(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", name,
-                     (int)MM_FOREIGN_DIMENSIONS, tuple);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "%s must be a tuple of at most %d ints, got %R", name,
+                        (int)MM_FOREIGN_DIMENSIONS, tuple);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         long long number;

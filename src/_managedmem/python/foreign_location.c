@@ -153,9 +153,8 @@ read_core_host(PyObject *value, CUmemLocation *out)
     }
     found = read_int(value, "numa_id", &node);
     if (found > 0 && (node < 0 || node > INT_MAX)) {
-        PyErr_Format(PyExc_ValueError, "%R has a numa_id that is not a NUMA node: %lld", value,
-                     node);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "%R has a numa_id that is not a NUMA node: %lld", value,
+                        node);
     }
     *out = found > 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)node) : mm_host();
     return found < 0 ? -1 : 1;
@@ -197,8 +196,8 @@ refuse_location(PyObject *value)
     } else if (PyList_Check(value) || PyTuple_Check(value) || PyAnySet_Check(value)) {
         advice = ": pass one location, not several";
     }
-    PyErr_Format(PyExc_TypeError, "a location must be a Device or Host, got %R%s", value, advice);
-    return -1;
+    return MM_ERROR(PyExc_TypeError, "a location must be a Device or Host, got %R%s", value,
+                    advice);
 }
 
 static int
@@ -231,8 +230,7 @@ mm_read_location(mm_state *state, PyObject *value, CUmemLocation *out)
         return 0;
     }
     if (value == NULL || value == Py_None) {
-        PyErr_SetString(PyExc_ValueError, "location is required: a Device or Host");
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "location is required: a Device or Host");
     }
     if (PyLong_Check(value) || PyUnicode_Check(value)) {
         return refuse_location(value);
@@ -252,11 +250,11 @@ mm_read_location_id(mm_state *state, PyObject *value, bool device, CUmemLocation
         return 0;
     }
     PyErr_Clear(); /* TypeError: its message is about location arguments */
-    PyErr_Format(PyExc_ValueError,
-                 device ? "device_id must be an int or a device, got %R: pass 0 or a torch.device"
+    return MM_ERROR(PyExc_ValueError,
+                    device
+                        ? "device_id must be an int or a device, got %R: pass 0 or a torch.device"
                         : "numa_id must be an int or a host, got %R",
-                 value);
-    return -1;
+                    value);
 }
 
 int
@@ -277,11 +275,10 @@ mm_read_device(mm_state *state, PyObject *value, int *ordinal)
     }
     if (rc < 0 || location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
         PyErr_Clear(); /* TypeError: its message refuses ints, which are valid here */
-        PyErr_Format(PyExc_TypeError,
-                     "a Device or its ordinal is needed, got %R: pass 0, Device(0) or a "
-                     "torch.device",
-                     value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError,
+                        "a Device or its ordinal is needed, got %R: pass 0, Device(0) or a "
+                        "torch.device",
+                        value);
     }
     assert(location.id >= 0);
     *ordinal = location.id;

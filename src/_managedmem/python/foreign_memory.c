@@ -416,13 +416,12 @@ refuse_target(mm_state *state, PyObject *value)
                                  "is not a target: managedmem.torch.prefetch() and advise() take "
                                  "modules and optimizers");
     }
-    PyErr_Format(PyExc_TypeError,
-                 "a target must be a ManagedBuffer, a torch tensor, an array with "
-                 "__cuda_array_interface__, __array_interface__ or __dlpack__, a cuda.core Buffer "
-                 "or an object with the buffer protocol, got %.200R%s",
-                 value,
-                 PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys" : "");
-    return -1;
+    return MM_ERROR(
+        PyExc_TypeError,
+        "a target must be a ManagedBuffer, a torch tensor, an array with "
+        "__cuda_array_interface__, __array_interface__ or __dlpack__, a cuda.core Buffer "
+        "or an object with the buffer protocol, got %.200R%s",
+        value, PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys" : "");
 }
 
 int

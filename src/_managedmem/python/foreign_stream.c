@@ -14,8 +14,7 @@ mm_read_stream_handle(PyObject *value, const char *name, CUstream *out)
         return -1;
     }
     if (handle < 0) {
-        PyErr_Format(PyExc_ValueError, "%s cannot be negative, got %R", name, value);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "%s cannot be negative, got %R", name, value);
     }
     *out = (CUstream)(uintptr_t)handle;
     return 0;
@@ -63,9 +62,8 @@ read_protocol_answer(mm_state *state, PyObject *value, PyObject *answer, CUstrea
     long long version;
 
     if (!PyTuple_Check(answer) || PyTuple_Size(answer) != 2) {
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__() of %R must return (0, handle), got %R",
-                     value, answer);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "__cuda_stream__() of %R must return (0, handle), got %R",
+                        value, answer);
     }
     if (mm_read_index(PyTuple_GetItem(answer, 0), "the version in __cuda_stream__",
                       PyExc_TypeError, &version)
@@ -73,10 +71,9 @@ read_protocol_answer(mm_state *state, PyObject *value, PyObject *answer, CUstrea
         return -1;
     }
     if (version != 0) {
-        PyErr_Format(PyExc_TypeError,
-                     "__cuda_stream__() of %R has protocol version %lld; only 0 is known", value,
-                     version);
-        return -1;
+        return MM_ERROR(PyExc_TypeError,
+                        "__cuda_stream__() of %R has protocol version %lld; only 0 is known",
+                        value, version);
     }
     return read_stored_handle(state, PyTuple_GetItem(answer, 1), "the handle in __cuda_stream__",
                               out);
@@ -89,9 +86,8 @@ read_protocol(mm_state *state, PyObject *value, PyObject *method, CUstream *out)
     int rc;
 
     if (!PyCallable_Check(method)) {
-        PyErr_Format(PyExc_TypeError, "__cuda_stream__ of %R must be a method, got %R", value,
-                     method);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "__cuda_stream__ of %R must be a method, got %R", value,
+                        method);
     }
     answer = PyObject_CallNoArgs(method);
     rc = answer ? read_protocol_answer(state, value, answer, out) : -1;
@@ -157,9 +153,8 @@ mm_read_foreign_stream(mm_state *state, PyObject *value, CUstream *out)
     if (PyIndex_Check(value) && !PyBool_Check(value)) {
         return mm_read_stream_handle(value, "a stream handle", out);
     }
-    PyErr_Format(PyExc_TypeError,
-                 "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
-                 "handle, got %R%s",
-                 value, PyType_Check(value) ? ": pass an object of the class" : "");
-    return -1;
+    return MM_ERROR(PyExc_TypeError,
+                    "a stream must be None, a Stream, an object with __cuda_stream__ or an int "
+                    "handle, got %R%s",
+                    value, PyType_Check(value) ? ": pass an object of the class" : "");
 }

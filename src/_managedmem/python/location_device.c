@@ -183,12 +183,9 @@ check_query(mm_state *state, const char *function, CUresult code)
 {
     mm_status st;
 
-    if (code == CUDA_SUCCESS) {
-        return 0;
-    }
-    (void)mm_fail_call(&st, function, (int)code);
-    (void)mm_raise(state, &st);
-    return -1;
+    return code == CUDA_SUCCESS
+               ? 0
+               : mm_raise_failure(state, mm_fail_call(&st, function, (int)code), &st);
 }
 
 static PyObject *

@@ -29,9 +29,8 @@ host_from_id(mm_state *state, PyObject *numa_id)
         return NULL;
     }
     if (node < 0 || node > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "numa_id must be the number of a NUMA node, got %R",
-                     numa_id);
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "numa_id must be the number of a NUMA node, got %R",
+                            numa_id);
     }
     return mm_location_object_new(state, mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, (int)node));
 }
@@ -76,9 +75,9 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return Py_NewRef(current ? state->current_numa_host : state->any_host);
     }
     if (current) {
-        PyErr_Format(PyExc_ValueError, "numa_id=%R and is_numa_current=True exclude each other",
-                     argv[NUMA_ID]);
-        return NULL;
+        return PyErr_Format(PyExc_ValueError,
+                            "numa_id=%R and is_numa_current=True exclude each other",
+                            argv[NUMA_ID]);
     }
     return host_from_id(state, argv[NUMA_ID]);
 }

@@ -93,9 +93,8 @@ mm_device_location(mm_state *state, long long ordinal, CUmemLocation *out)
         return -1;
     }
     if (ordinal < 0 || ordinal >= cu->device_count) {
-        PyErr_Format(PyExc_ValueError, "there is no device %lld: this system has %d device%s",
-                     ordinal, cu->device_count, cu->device_count == 1 ? "" : "s");
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "there is no device %lld: this system has %d device%s",
+                        ordinal, cu->device_count, cu->device_count == 1 ? "" : "s");
     }
     *out = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, (int)ordinal);
     return 0;
@@ -112,8 +111,7 @@ mm_current_device_location(mm_state *state, CUmemLocation *out)
         return -1;
     }
     if (mm_current_device(cu, &ordinal, &st) < 0) {
-        (void)mm_raise(state, &st);
-        return -1;
+        return mm_raise_failure(state, -1, &st);
     }
     assert(ordinal >= 0 && ordinal < cu->device_count);
     *out = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinal);

@@ -633,8 +633,7 @@ set_pop(PyObject *op, PyObject *Py_UNUSED(none))
     }
     rest = now;
     if (!mm_next_location(&rest, &location)) {
-        PyErr_SetString(PyExc_KeyError, "pop from an empty set");
-        return NULL;
+        return PyErr_Format(PyExc_KeyError, "pop from an empty set");
     }
     return change_set(s, now, rest) < 0 ? NULL : mm_location_object_new(s->state, location);
 }
@@ -708,9 +707,9 @@ PyDoc_STRVAR(set_reduce_doc,
 static PyObject *
 set_reduce(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    PyErr_Format(PyExc_TypeError, "%s cannot be pickled: it belongs to its %s; pickle set(it)",
-                 set_of(op)->kind->name, set_of(op)->kind->owner_name);
-    return NULL;
+    return PyErr_Format(PyExc_TypeError,
+                        "%s cannot be pickled: it belongs to its %s; pickle set(it)",
+                        set_of(op)->kind->name, set_of(op)->kind->owner_name);
 }
 
 static PyMethodDef set_methods[] = {

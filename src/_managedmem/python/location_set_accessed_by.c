@@ -98,11 +98,10 @@ refuse_numa_host(CUmemLocation location)
 {
     char text[MM_LOCATION_TEXT];
 
-    PyErr_Format(
+    return MM_ERROR(
         PyExc_ValueError,
         "%s cannot be in accessed_by: the driver takes devices and Host(), but no NUMA host",
         mm_location_text(location, text));
-    return -1;
 }
 
 int

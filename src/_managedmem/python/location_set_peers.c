@@ -74,16 +74,15 @@ read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_loc
         rc = mm_pool_is_reachable(cu, mm_resource_of(owner)->pool, device, &reachable, &st);
         mm_resource_leave(owner);
         if (rc < 0) {
-            (void)mm_raise(state, &st);
-            return -1;
+            return mm_raise_failure(state, -1, &st);
         }
     }
     if (!reachable) {
-        PyErr_Format(PyExc_ValueError,
-                     "Device(%d) cannot reach the memory of Device(%d): this system has no peer "
-                     "access between them",
-                     device, own);
-        return -1;
+        return MM_ERROR(
+            PyExc_ValueError,
+            "Device(%d) cannot reach the memory of Device(%d): this system has no peer "
+            "access between them",
+            device, own);
     }
     assert(device >= 0 && device < MM_HOST_BIT);
     *member = mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device));
@@ -126,9 +125,8 @@ int
 mm_peers_set(PyObject *op, PyObject *value, void *Py_UNUSED(closure))
 {
     if (value == NULL) {
-        PyErr_SetString(PyExc_AttributeError,
+        return MM_ERROR(PyExc_AttributeError,
                         "peer_accessible_by cannot be deleted; assign an empty set");
-        return -1;
     }
     return mm_set_assign(mm_type_state(Py_TYPE(op)), &peers, op, value);
 }

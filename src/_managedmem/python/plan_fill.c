@@ -95,10 +95,9 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
         return -1;
     }
     if (from < 0 || (size_t)from > range->size) {
-        PyErr_Format(PyExc_ValueError,
-                     "offset must be from 0 to %zu, the size of the target in bytes; got %lld",
-                     range->size, from);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "offset must be from 0 to %zu, the size of the target in bytes; got %lld",
+                        range->size, from);
     }
     range->start += (CUdeviceptr)from;
     range->size -= (size_t)from;
@@ -109,11 +108,10 @@ read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
         return -1;
     }
     if (bytes > range->size) {
-        PyErr_Format(PyExc_ValueError,
-                     "nbytes must be at most %zu, the bytes of the target from "
-                     "offset %lld on; got %zu",
-                     range->size, from, bytes);
-        return -1;
+        return MM_ERROR(PyExc_ValueError,
+                        "nbytes must be at most %zu, the bytes of the target from "
+                        "offset %lld on; got %zu",
+                        range->size, from, bytes);
     }
     range->size = bytes;
     return 0;
@@ -448,8 +446,7 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
     rc = mm_device_memory(cu, device.id, &free_bytes, &total, &st);
     Py_END_ALLOW_THREADS
     if (rc < 0) {
-        (void)mm_raise(state, &st);
-        return -1;
+        return mm_raise_failure(state, -1, &st);
     }
     if (is_set) {
         *budget = wanted < free_bytes ? wanted : free_bytes;

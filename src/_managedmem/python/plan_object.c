@@ -72,8 +72,7 @@ prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **p
     if (*slot == NULL) {
         *slot = mm_plan_new(self->entries, self->count, op, &st);
         if (*slot == NULL) {
-            (void)mm_raise(state, &st);
-            return -1;
+            return mm_raise_failure(state, -1, &st);
         }
     }
     mm_plan_retain(*slot);
@@ -345,9 +344,8 @@ plan_entry_at(PyObject *op, Py_ssize_t index, bool from_end)
     }
     MM_UNLOCK();
     if (!found) {
-        PyErr_Format(PyExc_IndexError, "index %zd is outside the plan, which has length %zd",
-                     index, count);
-        return NULL;
+        return PyErr_Format(PyExc_IndexError,
+                            "index %zd is outside the plan, which has length %zd", index, count);
     }
     record = plan_entry_record(mm_type_state(Py_TYPE(op)), &entry, kept);
     Py_XDECREF(kept);
@@ -416,9 +414,8 @@ plan_subscript(PyObject *op, PyObject *key)
         return plan_slice(op, key);
     }
     if (!PyIndex_Check(key)) {
-        PyErr_Format(PyExc_TypeError, "a PrefetchPlan is indexed by an int or a slice, got %R",
-                     key);
-        return NULL;
+        return PyErr_Format(PyExc_TypeError,
+                            "a PrefetchPlan is indexed by an int or a slice, got %R", key);
     }
     index = PyNumber_AsSsize_t(key, PyExc_IndexError);
     return index == -1 && PyErr_Occurred() ? NULL : plan_entry_at(op, index, true);

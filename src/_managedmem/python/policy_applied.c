@@ -112,10 +112,10 @@ applied_enter(PyObject *op, PyObject *Py_UNUSED(none))
     int rc;
 
     if (!exchange_stage(a, IDLE, BUSY)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "this object has applied its policy already: restore() or leave its with "
-                        "block first, or call applied() for a new object");
-        return NULL;
+        return PyErr_Format(
+            PyExc_RuntimeError,
+            "this object has applied its policy already: restore() or leave its with "
+            "block first, or call applied() for a new object");
     }
     rc = mm_policy_apply_to(mm_type_state(Py_TYPE(op)), &((mm_policy_object *)a->policy)->policy,
                             a->targets ? a->targets : Py_None, a->skips, &a->held, &a->before);
@@ -181,9 +181,8 @@ applied_restore(PyObject *op, PyObject *Py_UNUSED(none))
     mm_state *state = mm_type_state(Py_TYPE(op));
 
     if (!exchange_stage(a, IN_FORCE, BUSY)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the policy is not applied: there is nothing to restore");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError,
+                            "the policy is not applied: there is nothing to restore");
     }
     /* mm_open: a forked child must not call its parent's driver. */
     if (mm_open(state) == NULL || restore_held(a, state) < 0) {
@@ -232,10 +231,9 @@ PyDoc_STRVAR(applied_reduce_doc,
 static PyObject *
 applied_reduce(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))
 {
-    PyErr_SetString(
+    return PyErr_Format(
         PyExc_TypeError,
         "AppliedPolicy cannot be pickled: it belongs to its targets; pickle its policy");
-    return NULL;
 }
 
 static int

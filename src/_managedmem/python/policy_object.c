@@ -40,8 +40,8 @@ int
 mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 {
     if (Py_TYPE(value) != state->policy_type) {
-        PyErr_Format(PyExc_TypeError, "policy must be a MigrationPolicy or None, got %R", value);
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "policy must be a MigrationPolicy or None, got %R",
+                        value);
     }
     *policy = policy_of(value);
     return 0;
@@ -414,10 +414,10 @@ common_policy(PyTypeObject *type, const mm_page_runs *runs)
 {
     for (size_t i = 1; i < runs->count; i++) {
         if (!mm_same_policy(&runs->run[i].policy, &runs->run[0].policy)) {
-            PyErr_SetString(PyExc_ValueError,
-                            "the advice is not the same on all pages, so that no policy describes "
-                            "them: page_runs() of the buffer gives the advice of each part");
-            return NULL;
+            return PyErr_Format(
+                PyExc_ValueError,
+                "the advice is not the same on all pages, so that no policy describes "
+                "them: page_runs() of the buffer gives the advice of each part");
         }
     }
     return new_policy(type, runs->count > 0 ? &runs->run[0].policy : &(mm_policy){0});

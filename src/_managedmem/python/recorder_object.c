@@ -41,9 +41,8 @@ read_limit(PyObject *value, size_t *out)
         return -1;
     }
     if (limit < MM_LEAST_LIMIT || limit > MM_MOST_LIMIT) {
-        PyErr_Format(PyExc_ValueError, "limit must be from %d to %d, got %lld", MM_LEAST_LIMIT,
-                     MM_MOST_LIMIT, limit);
-        return -1;
+        return MM_ERROR(PyExc_ValueError, "limit must be from %d to %d, got %lld", MM_LEAST_LIMIT,
+                        MM_MOST_LIMIT, limit);
     }
     *out = (size_t)limit;
     return 0;
@@ -170,9 +169,8 @@ recorder_start(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     if (atomic_exchange(&self->started, true)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the trace was started already: make another one with trace()");
-        return NULL;
+        return PyErr_Format(PyExc_RuntimeError,
+                            "the trace was started already: make another one with trace()");
     }
     Py_BEGIN_ALLOW_THREADS
     recording = start_recording(cu, &self->options, wait, state->interpreter, &st);
@@ -257,9 +255,8 @@ static int
 read_named_range(PyObject *item, mm_named_range *out)
 {
     if (!PyTuple_Check(item) || PyTuple_Size(item) != 3) {
-        PyErr_Format(PyExc_TypeError,
-                     "a named range must be a tuple (address, nbytes, label), got %R", item);
-        return -1;
+        return MM_ERROR(PyExc_TypeError,
+                        "a named range must be a tuple (address, nbytes, label), got %R", item);
     }
     if (mm_read_address_range(PyTuple_GetItem(item, 0), PyTuple_GetItem(item, 1), &out->start,
                               &out->size)
@@ -268,9 +265,8 @@ read_named_range(PyObject *item, mm_named_range *out)
     }
     out->label = mm_read_text(PyTuple_GetItem(item, 2));
     if (out->label == NULL) {
-        PyErr_Format(PyExc_TypeError, "a label must be a str without NUL, got %R",
-                     PyTuple_GetItem(item, 2));
-        return -1;
+        return MM_ERROR(PyExc_TypeError, "a label must be a str without NUL, got %R",
+                        PyTuple_GetItem(item, 2));
     }
     return 0;
 }

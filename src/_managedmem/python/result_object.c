@@ -48,8 +48,7 @@ result_getbuffer(PyObject *op, Py_buffer *view, int Py_UNUSED(flags))
 
     if (self->block == NULL) { /* found by gc.get_objects() while its memory is made */
         view->obj = NULL;
-        PyErr_SetString(PyExc_BufferError, "the memory of this object is not allocated yet");
-        return -1;
+        return MM_ERROR(PyExc_BufferError, "the memory of this object is not allocated yet");
     }
     *view = (Py_buffer){
         .buf = self->block->bytes,

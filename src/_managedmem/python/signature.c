@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "errors.h"
+
 /* The first `positional` parameters can be passed by position, all of them by name, except those in
  * front of a "/". The first `required` have no default. */
 typedef struct {
@@ -156,9 +158,8 @@ refuse_repeated(const mm_signature *s, PyObject *name)
 {
     char function[NAME_TEXT];
 
-    PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'",
-                 function_name(s, function), name);
-    return -1;
+    return MM_ERROR(PyExc_TypeError, "%s() got multiple values for argument '%U'",
+                    function_name(s, function), name);
 }
 
 static int
@@ -211,9 +212,8 @@ refuse_missing(const mm_signature *s, int i)
     size_t length;
     const char *name = name_at(s, i, &length);
 
-    PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (pos %d)",
-                 function_name(s, function), print_name(name, length, missing), i + 1);
-    return -1;
+    return MM_ERROR(PyExc_TypeError, "%s() missing required argument '%s' (pos %d)",
+                    function_name(s, function), print_name(name, length, missing), i + 1);
 }
 
 static int

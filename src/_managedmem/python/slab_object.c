@@ -162,9 +162,8 @@ slab_add_reader(PyObject *op, PyObject *value)
         return NULL;
     }
     if (device >= (size_t)cu->device_count) {
-        PyErr_Format(PyExc_ValueError, "device must be below %d, got %zu", cu->device_count,
-                     device);
-        return NULL;
+        return PyErr_Format(PyExc_ValueError, "device must be below %d, got %zu", cu->device_count,
+                            device);
     }
     mm_slab_add_reader(slab_of(op)->slab, (int)device);
     Py_RETURN_NONE;

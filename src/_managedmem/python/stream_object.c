@@ -26,8 +26,7 @@ mm_stream_raise_closed(void)
 {
     MM_ASSERT_LEFT();
     assert(!PyErr_Occurred());
-    PyErr_SetString(PyExc_RuntimeError, "Stream is closed");
-    return -1;
+    return MM_ERROR(PyExc_RuntimeError, "Stream is closed");
 }
 
 static int
@@ -54,8 +53,7 @@ refuse_ended(mm_state *state, stream_object *s)
     (void)mm_fail_call(&st, "cuCtxGetId", CUDA_ERROR_CONTEXT_IS_DESTROYED);
     mm_status_add(&st, "the context of the stream was destroyed, and the stream with it: make "
                        "another Stream in a context that lives");
-    (void)mm_raise(state, &st);
-    return -1;
+    return mm_raise_failure(state, -1, &st);
 }
 
 int

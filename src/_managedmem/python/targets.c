@@ -143,8 +143,7 @@ skip_target(mm_targets *t, PyObject *value, mm_operation op, mm_target *target,
             const mm_status *st)
 {
     if (!t->skips || st->kind != MM_NOT_MANAGED) {
-        (void)mm_raise(t->state, st);
-        return -1;
+        return mm_raise_failure(t->state, -1, st);
     }
     if (mm_discards(op) && target->read_only) {
         return refuse_read_only(value);
@@ -263,8 +262,7 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
     count = PyTuple_Size(t->items);
     if (targets_allocate(t, (size_t)count, &st) < 0) {
         mm_targets_release(t);
-        (void)mm_raise(state, &st);
-        return -1;
+        return mm_raise_failure(state, -1, &st);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i]) < 0) {
@@ -346,12 +344,11 @@ refuse_location_count(const mm_targets *t, PyObject *locations, PyObject *value)
     bool cut = (size_t)PyTuple_Size(locations) > t->batch.count && !PyList_Check(value)
                && !PyTuple_Check(value);
 
-    PyErr_Format(
+    return MM_ERROR(
         PyExc_ValueError,
         "location has length %zd%s, but there are %zu targets: pass one location for all, "
         "or one for each",
         PyTuple_Size(locations), cut ? " or more" : "", t->batch.count);
-    return -1;
 }
 
 int
@@ -521,8 +518,7 @@ is_target_present(const mm_targets *t, Py_ssize_t i)
     if (mm_is_bad_argument(&st)) {
         return 0;
     }
-    (void)mm_raise(t->state, &st);
-    return -1;
+    return mm_raise_failure(t->state, -1, &st);
 }
 
 int
