@@ -45,23 +45,35 @@ change_set(const set_object *s, mm_location_set from, mm_location_set to)
 
 /* --- conversions ------------------------------------------------------------------------ */
 
+/* Clears the error of a value that stands for no location or cannot be a member; false for other
+ * errors. */
+static bool
+clear_misfit(void)
+{
+    bool refusal =
+        PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError);
+
+    if (refusal) {
+        PyErr_Clear(); /* TypeError or ValueError */
+    }
+    return refusal;
+}
+
 /* The member that a value stands for, or 0 for a value that cannot be a member. -1 for other
  * errors. */
 static int
 find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value,
             mm_location_set *member)
 {
+    int rc;
+
     assert(!PyErr_Occurred());
     *member = 0;
-    if (kind->read_member(state, owner, value, false, member) == 0) {
-        return 0;
+    rc = kind->read_member(state, owner, value, false, member);
+    if (rc < 0) {
+        *member = 0;
     }
-    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
-        return -1;
-    }
-    PyErr_Clear(); /* TypeError or ValueError: the value cannot be a member */
-    *member = 0;
-    return 0;
+    return rc < 0 && !clear_misfit() ? -1 : 0;
 }
 
 /* Replaces the TypeError for an argument that is not iterable with a message that helps. */
@@ -78,9 +90,7 @@ raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, Py
     if (kind->read_member(state, owner, value, true, &member) == 0) {
         PyErr_Format(PyExc_TypeError,
                      "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
-    } else if (PyErr_ExceptionMatches(PyExc_TypeError)
-               || PyErr_ExceptionMatches(PyExc_ValueError)) {
-        PyErr_Clear(); /* TypeError or ValueError: not a location either */
+    } else if (clear_misfit()) { /* not a location either */
         PyErr_Format(PyExc_TypeError,
                      "an iterable of locations is needed, such as a set, got %R; set() for "
                      "none",
@@ -110,42 +120,6 @@ mm_set_read_members(mm_state *state, const mm_set_kind *kind, PyObject *owner, P
     }
     Py_DECREF(iterator);
     return rc < 0 || PyErr_Occurred() ? -1 : 0;
-}
-
-/* Devices ascending, then the host. */
-static PyObject *
-list_of_members(mm_state *state, mm_location_set set)
-{
-    PyObject *list = PyList_New(0);
-    CUmemLocation location;
-
-    while (list != NULL && mm_next_location(&set, &location)) {
-        PyObject *member = mm_location_object_new(state, location);
-        if (mm_append_item(list, member) < 0) {
-            Py_CLEAR(list);
-        }
-    }
-    return list;
-}
-
-static PyObject *
-read_member_list(PyObject *op)
-{
-    mm_location_set set;
-
-    return read_set(set_of(op), &set) < 0 ? NULL : list_of_members(set_of(op)->state, set);
-}
-
-/* A plain set of the present members. */
-static PyObject *
-plain_set(PyObject *op)
-{
-    PyObject *list = read_member_list(op), *set;
-
-    assert(is_proxy(op));
-    set = list ? PySet_New(list) : NULL;
-    Py_XDECREF(list);
-    return set;
 }
 
 /* 1 for a collections.abc.Set, which operators accept like a set; else 0, or -1 with an
@@ -179,11 +153,7 @@ to_location(const set_object *s, PyObject *item)
     if (s->kind->read_location(s->state, item, &location) == 0) {
         return mm_location_object_new(s->state, location);
     }
-    if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) {
-        return NULL;
-    }
-    PyErr_Clear(); /* TypeError or ValueError: the item stands for no location */
-    return Py_NewRef(item);
+    return clear_misfit() ? Py_NewRef(item) : NULL;
 }
 
 /* A plain set of the items, in which the locations are Devices and Hosts. */
@@ -213,7 +183,7 @@ set_of_items(const set_object *s, PyObject *items)
 static PyObject *
 to_plain_set(const set_object *s, PyObject *op)
 {
-    PyObject *set = is_proxy(op) ? plain_set(op) : set_of_items(s, op), *frozen;
+    PyObject *set = is_proxy(op) ? PySet_New(op) : set_of_items(s, op), *frozen;
 
     if (set == NULL || !PyFrozenSet_Check(op)) {
         return set;
@@ -245,11 +215,23 @@ set_length(PyObject *op)
     return read_set(set_of(op), &set) < 0 ? -1 : __builtin_popcountll(set);
 }
 
+/* Over a snapshot: devices ascending, then the host. */
 static PyObject *
 set_iter(PyObject *op)
 {
-    PyObject *list = read_member_list(op), *iterator;
+    PyObject *list, *iterator;
+    CUmemLocation location;
+    mm_location_set set;
 
+    if (read_set(set_of(op), &set) < 0) {
+        return NULL;
+    }
+    list = PyList_New(0);
+    while (list != NULL && mm_next_location(&set, &location)) {
+        if (mm_append_item(list, mm_location_object_new(set_of(op)->state, location)) < 0) {
+            Py_CLEAR(list);
+        }
+    }
     iterator = list ? PyObject_GetIter(list) : NULL;
     Py_XDECREF(list);
     return iterator;
@@ -267,7 +249,7 @@ set_repr(PyObject *op)
     if (mm_driver_forked()) {
         return PyUnicode_FromFormat("<%s in a forked process>", kind->name);
     }
-    set = plain_set(op);
+    set = PySet_New(op);
     text = set ? PyUnicode_FromFormat("%s(%R)", kind->name, set) : NULL;
     Py_XDECREF(set);
     return text;
@@ -282,7 +264,7 @@ set_richcompare(PyObject *op, PyObject *other, int operation)
     if (comparable <= 0) {
         return comparable < 0 ? NULL : Py_NewRef(Py_NotImplemented);
     }
-    present = plain_set(op);
+    present = PySet_New(op);
     compared = present ? to_plain_set(set_of(op), other) : NULL;
     if (compared != NULL) {
         answer = PyObject_RichCompare(present, compared, operation);
@@ -311,7 +293,7 @@ static PyObject *
 call_plain_method(PyObject *op, PyObject *args, const char *method)
 {
     PyObject *operands = to_plain_sets(set_of(op), args);
-    PyObject *set = operands ? plain_set(op) : NULL;
+    PyObject *set = operands ? PySet_New(op) : NULL;
     PyObject *bound = set ? PyObject_GetAttrString(set, method) : NULL;
     PyObject *answer = bound ? PyObject_Call(bound, operands, NULL) : NULL;
 
@@ -351,19 +333,13 @@ PyDoc_STRVAR(set_shallow_copy_doc, "__copy__($self, /)\n--\n\nThe same as copy()
 PyDoc_STRVAR(set_copy_doc, "copy($self, /)\n--\n\nA plain set of the present members.");
 
 static PyObject *
-set_copy(PyObject *op, PyObject *Py_UNUSED(none))
+set_copy(PyObject *op, PyObject *Py_UNUSED(none_or_memo))
 {
-    return plain_set(op);
+    return PySet_New(op);
 }
 
 PyDoc_STRVAR(set_deepcopy_doc,
              "__deepcopy__($self, memo, /)\n--\n\nThe same as copy(): members are immutable.");
-
-static PyObject *
-set_deepcopy(PyObject *op, PyObject *Py_UNUSED(memo))
-{
-    return set_copy(op, NULL);
-}
 
 /* Returns a plain set. The proxy may be either operand. */
 static PyObject *
@@ -385,30 +361,6 @@ apply_operator(PyObject *left, PyObject *right, PyObject *(*number)(PyObject *, 
     Py_XDECREF(a);
     Py_XDECREF(b);
     return answer;
-}
-
-static PyObject *
-set_or(PyObject *left, PyObject *right)
-{
-    return apply_operator(left, right, PyNumber_Or);
-}
-
-static PyObject *
-set_and(PyObject *left, PyObject *right)
-{
-    return apply_operator(left, right, PyNumber_And);
-}
-
-static PyObject *
-set_subtract(PyObject *left, PyObject *right)
-{
-    return apply_operator(left, right, PyNumber_Subtract);
-}
-
-static PyObject *
-set_xor(PyObject *left, PyObject *right)
-{
-    return apply_operator(left, right, PyNumber_Xor);
 }
 
 /* --- changing --------------------------------------------------------------------------- */
@@ -484,33 +436,20 @@ change_method(PyObject *op, set_operation operation, PyObject *const *others, Py
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(set_update_doc, "update($self, /, *others)\n--\n\nAdd the members of all others.");
+#define CHANGING_METHOD(name, operation, doc)                                            \
+    PyDoc_STRVAR(set_##name##_doc, doc);                                                 \
+    static PyObject *set_##name(PyObject *op, PyObject *const *others, Py_ssize_t count) \
+    {                                                                                    \
+        return change_method(op, operation, others, count);                              \
+    }
 
-static PyObject *
-set_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
-{
-    return change_method(op, UNION, others, count);
-}
-
-PyDoc_STRVAR(
-    set_intersection_update_doc,
-    "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have.");
-
-static PyObject *
-set_intersection_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
-{
-    return change_method(op, INTERSECTION, others, count);
-}
-
-PyDoc_STRVAR(
-    set_difference_update_doc,
-    "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has.");
-
-static PyObject *
-set_difference_update(PyObject *op, PyObject *const *others, Py_ssize_t count)
-{
-    return change_method(op, DIFFERENCE, others, count);
-}
+CHANGING_METHOD(update, UNION, "update($self, /, *others)\n--\n\nAdd the members of all others.")
+CHANGING_METHOD(
+    intersection_update, INTERSECTION,
+    "intersection_update($self, /, *others)\n--\n\nKeep the members that all others have.")
+CHANGING_METHOD(
+    difference_update, DIFFERENCE,
+    "difference_update($self, /, *others)\n--\n\nRemove the members that any of the others has.")
 
 PyDoc_STRVAR(
     set_symmetric_difference_update_doc,
@@ -533,29 +472,21 @@ change_in_place(PyObject *op, PyObject *other, set_operation operation)
     return change_members(op, operation, &other, 1) < 0 ? NULL : Py_NewRef(op);
 }
 
-static PyObject *
-set_inplace_or(PyObject *op, PyObject *other)
-{
-    return change_in_place(op, other, UNION);
-}
+/* An operator, and the same in place, which changes the set. */
+#define OPERATOR(name, number, operation)                              \
+    static PyObject *set_##name(PyObject *left, PyObject *right)       \
+    {                                                                  \
+        return apply_operator(left, right, number);                    \
+    }                                                                  \
+    static PyObject *set_inplace_##name(PyObject *op, PyObject *other) \
+    {                                                                  \
+        return change_in_place(op, other, operation);                  \
+    }
 
-static PyObject *
-set_inplace_and(PyObject *op, PyObject *other)
-{
-    return change_in_place(op, other, INTERSECTION);
-}
-
-static PyObject *
-set_inplace_subtract(PyObject *op, PyObject *other)
-{
-    return change_in_place(op, other, DIFFERENCE);
-}
-
-static PyObject *
-set_inplace_xor(PyObject *op, PyObject *other)
-{
-    return change_in_place(op, other, SYMMETRIC_DIFFERENCE);
-}
+OPERATOR(or, PyNumber_Or, UNION)
+OPERATOR(and, PyNumber_And, INTERSECTION)
+OPERATOR(subtract, PyNumber_Subtract, DIFFERENCE)
+OPERATOR(xor, PyNumber_Xor, SYMMETRIC_DIFFERENCE)
 
 PyDoc_STRVAR(set_add_doc,
              "add($self, location, /)\n--\n\nAdd a location; does nothing if it is a member.");
@@ -733,7 +664,7 @@ static PyMethodDef set_methods[] = {
     {"isdisjoint", set_isdisjoint, METH_VARARGS, set_isdisjoint_doc},
     {"copy", set_copy, METH_NOARGS, set_copy_doc},
     {"__copy__", set_copy, METH_NOARGS, set_shallow_copy_doc},
-    {"__deepcopy__", set_deepcopy, METH_O, set_deepcopy_doc},
+    {"__deepcopy__", set_copy, METH_O, set_deepcopy_doc},
     {"__reduce__", set_reduce, METH_NOARGS, set_reduce_doc},
     {NULL, NULL, 0, NULL},
 };
