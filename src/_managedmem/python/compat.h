@@ -105,6 +105,13 @@ mm_xdecref(PyObject *op)
     MM_METHOD_ROW(name, function, METH_KEYWORDS | METH_CLASS, doc)
 #define MM_POSITIONAL_METHOD(name, function, doc) MM_METHOD_ROW(name, function, 0, doc)
 
+/* The members of a type whose objects have the field `weakrefs`. */
+#define MM_WEAK_MEMBERS(object)                                                         \
+    {                                                                                   \
+        {"__weaklistoffset__", T_PYSSIZET, offsetof(object, weakrefs), READONLY, NULL}, \
+        {NULL, 0, 0, 0, NULL},                                                          \
+    }
+
 /* True if each thread has a current thread state, so that any thread may call PyThreadState_Swap.
  * In 3.11 the process has one. */
 static inline int

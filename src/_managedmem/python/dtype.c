@@ -289,12 +289,6 @@ static PyType_Slot dtype_slots[] = {
 };
 /* clang-format on */
 
-static PyType_Spec dtype_spec = {
-    .name = "managedmem.typing.DType",
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = dtype_slots,
-};
-
 /* A new instance, made by str.__new__. */
 static PyObject *
 new_dtype(PyTypeObject *type, const char *name)
@@ -310,7 +304,8 @@ new_dtype(PyTypeObject *type, const char *name)
 int
 mm_dtype_init(PyObject *module, mm_state *state)
 {
-    if (mm_add_type(module, &dtype_spec, &state->dtype_type) < 0) {
+    if (mm_add_final_type(module, "managedmem.typing.DType", 0, 0, dtype_slots, &state->dtype_type)
+        < 0) {
         return -1;
     }
     state->dtypes = PyTuple_New(MM_DTYPE_COUNT);

@@ -355,19 +355,12 @@ static PyType_Slot device_slots[] = {
     {Py_tp_doc, (void *)device_doc},
     {Py_tp_new, device_new},
     {Py_tp_traverse, mm_traverse_type},
-    {Py_tp_dealloc, mm_location_dealloc},
+    {Py_tp_dealloc, mm_dealloc_value},
     {Py_tp_repr, device_repr},
     {Py_tp_methods, device_methods},
     {Py_tp_getset, device_getset},
     {Py_tp_members, mm_location_members},
     {0, NULL},
-};
-
-static PyType_Spec device_spec = {
-    .name = "managedmem.Device",
-    .basicsize = sizeof(mm_location_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = device_slots,
 };
 
 static PyStructSequence_Field memory_info_fields[] = {
@@ -389,5 +382,6 @@ mm_device_init(PyObject *module, mm_state *state)
         || PyModule_AddType(module, state->memory_info_type) < 0) {
         return -1;
     }
-    return mm_add_type(module, &device_spec, &state->device_type);
+    return mm_add_final_type(module, "managedmem.Device", sizeof(mm_location_object), 0,
+                             device_slots, &state->device_type);
 }

@@ -157,7 +157,7 @@ static PyType_Slot host_slots[] = {
     {Py_tp_doc, (void *)host_doc},
     {Py_tp_new, host_new},
     {Py_tp_traverse, mm_traverse_type},
-    {Py_tp_dealloc, mm_location_dealloc},
+    {Py_tp_dealloc, mm_dealloc_value},
     {Py_tp_repr, host_repr},
     {Py_tp_methods, host_methods},
     {Py_tp_getset, host_getset},
@@ -165,17 +165,12 @@ static PyType_Slot host_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec host_spec = {
-    .name = "managedmem.Host",
-    .basicsize = sizeof(mm_location_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = host_slots,
-};
-
 int
 mm_host_init(PyObject *module, mm_state *state)
 {
-    if (mm_add_type(module, &host_spec, &state->host_type) < 0) {
+    if (mm_add_final_type(module, "managedmem.Host", sizeof(mm_location_object), 0, host_slots,
+                          &state->host_type)
+        < 0) {
         return -1;
     }
     state->numa_hosts = PyDict_New();

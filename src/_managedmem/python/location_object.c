@@ -3,18 +3,7 @@
 
 #include "../driver/context.h"
 
-PyMemberDef mm_location_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_location_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-void
-mm_location_dealloc(PyObject *self)
-{
-    PyObject_GC_UnTrack(self);
-    PyObject_ClearWeakRefs(self);
-    mm_free_object(self);
-}
+PyMemberDef mm_location_members[] = MM_WEAK_MEMBERS(mm_location_object);
 
 PyObject *
 mm_new_location(PyTypeObject *type, CUmemLocation location)

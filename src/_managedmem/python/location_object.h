@@ -35,8 +35,7 @@ int mm_device_location(mm_state *state, long long ordinal, CUmemLocation *out);
 /* The location of the calling thread's current device. */
 int mm_current_device_location(mm_state *state, CUmemLocation *out);
 
-/* Slots of both types. */
-void mm_location_dealloc(PyObject *self);
+/* For both types. */
 extern PyMemberDef mm_location_members[];
 
 #endif

@@ -669,10 +669,7 @@ static PyMethodDef set_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef set_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(set_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef set_members[] = MM_WEAK_MEMBERS(set_object);
 
 int
 mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObject **out)
@@ -699,13 +696,7 @@ mm_set_add_type(PyObject *module, const char *name, const char *doc, PyTypeObjec
         {Py_nb_inplace_xor, set_inplace_xor},
         {0, NULL},
     };
-    PyType_Spec spec = {
-        .name = name,
-        .basicsize = sizeof(set_object),
-        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
-                 | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-        .slots = slots,
-    };
 
-    return mm_add_type(module, &spec, out);
+    return mm_add_final_type(module, name, sizeof(set_object), Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                             slots, out);
 }

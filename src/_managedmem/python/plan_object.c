@@ -523,10 +523,7 @@ static PyGetSetDef plan_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef plan_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_plan_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef plan_members[] = MM_WEAK_MEMBERS(mm_plan_object);
 
 /* clang-format off */
 static PyType_Slot plan_slots[] = {
@@ -547,13 +544,6 @@ static PyType_Slot plan_slots[] = {
 };
 /* clang-format on */
 
-static PyType_Spec plan_spec = {
-    .name = "managedmem.PrefetchPlan",
-    .basicsize = sizeof(mm_plan_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = plan_slots,
-};
-
 static PyStructSequence_Field plan_entry_fields[] = {
     {"pointer", "address of the first byte"},
     {"nbytes", "size in bytes"},
@@ -573,5 +563,6 @@ mm_plan_init(PyObject *module, mm_state *state)
     if (state->plan_entry_type == NULL || PyModule_AddType(module, state->plan_entry_type) < 0) {
         return -1;
     }
-    return mm_add_type(module, &plan_spec, &state->plan_type);
+    return mm_add_final_type(module, "managedmem.PrefetchPlan", sizeof(mm_plan_object), 0,
+                             plan_slots, &state->plan_type);
 }

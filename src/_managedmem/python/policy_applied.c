@@ -302,10 +302,7 @@ static PyGetSetDef applied_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef applied_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(applied_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef applied_members[] = MM_WEAK_MEMBERS(applied_object);
 
 static PyType_Slot applied_slots[] = {
     {Py_tp_doc, (void *)applied_doc},
@@ -319,16 +316,10 @@ static PyType_Slot applied_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec applied_spec = {
-    .name = "managedmem.typing.AppliedPolicy",
-    .basicsize = sizeof(applied_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE
-             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = applied_slots,
-};
-
 int
 mm_applied_policy_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &applied_spec, &state->applied_policy_type);
+    return mm_add_final_type(module, "managedmem.typing.AppliedPolicy", sizeof(applied_object),
+                             Py_TPFLAGS_DISALLOW_INSTANTIATION, applied_slots,
+                             &state->applied_policy_type);
 }

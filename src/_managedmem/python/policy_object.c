@@ -490,24 +490,13 @@ static PyGetSetDef policy_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef policy_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(mm_policy_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static void
-policy_dealloc(PyObject *op)
-{
-    PyObject_GC_UnTrack(op);
-    PyObject_ClearWeakRefs(op);
-    mm_free_object(op);
-}
+static PyMemberDef policy_members[] = MM_WEAK_MEMBERS(mm_policy_object);
 
 static PyType_Slot policy_slots[] = {
     {Py_tp_doc, (void *)policy_doc},
     {Py_tp_new, policy_new},
     {Py_tp_traverse, mm_traverse_type},
-    {Py_tp_dealloc, policy_dealloc},
+    {Py_tp_dealloc, mm_dealloc_value},
     {Py_tp_repr, policy_repr},
     {Py_tp_hash, policy_hash},
     {Py_tp_richcompare, policy_richcompare},
@@ -517,15 +506,9 @@ static PyType_Slot policy_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec policy_spec = {
-    .name = "managedmem.MigrationPolicy",
-    .basicsize = sizeof(mm_policy_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = policy_slots,
-};
-
 int
 mm_policy_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &policy_spec, &state->policy_type);
+    return mm_add_final_type(module, "managedmem.MigrationPolicy", sizeof(mm_policy_object), 0,
+                             policy_slots, &state->policy_type);
 }

@@ -632,15 +632,9 @@ static PyType_Slot recorder_slots[] = {
 };
 /* clang-format on */
 
-static PyType_Spec recorder_spec = {
-    .name = "managedmem._managedmem.Recorder",
-    .basicsize = sizeof(recorder_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = recorder_slots,
-};
-
 int
 mm_recorder_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &recorder_spec, &state->recorder_type);
+    return mm_add_final_type(module, "managedmem._managedmem.Recorder", sizeof(recorder_object), 0,
+                             recorder_slots, &state->recorder_type);
 }

@@ -309,15 +309,9 @@ static PyType_Slot slab_slots[] = {
 };
 /* clang-format on */
 
-static PyType_Spec slab_spec = {
-    .name = "managedmem._managedmem._Slab",
-    .basicsize = sizeof(slab_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = slab_slots,
-};
-
 int
 mm_slab_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &slab_spec, &state->slab_type);
+    return mm_add_final_type(module, "managedmem._managedmem._Slab", sizeof(slab_object), 0,
+                             slab_slots, &state->slab_type);
 }

@@ -8,6 +8,20 @@ mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
     return *type ? PyModule_AddType(module, *type) : -1;
 }
 
+int
+mm_add_final_type(PyObject *module, const char *name, size_t size, unsigned flags,
+                  PyType_Slot *slots, PyTypeObject **type)
+{
+    PyType_Spec spec = {
+        .name = name,
+        .basicsize = (int)size,
+        .flags = flags | Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+        .slots = slots,
+    };
+
+    return mm_add_type(module, &spec, type);
+}
+
 PyObject *
 mm_record_new(PyTypeObject *type, PyObject *const *fields, int count)
 {
@@ -29,4 +43,12 @@ mm_traverse_type(PyObject *op, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(op));
     return 0;
+}
+
+void
+mm_dealloc_value(PyObject *op)
+{
+    PyObject_GC_UnTrack(op);
+    PyObject_ClearWeakRefs(op);
+    mm_free_object(op);
 }

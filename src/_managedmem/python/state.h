@@ -96,6 +96,9 @@ mm_free_object(PyObject *op)
 /* tp_traverse of objects that refer only to their type. */
 int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
 
+/* tp_dealloc of such objects, to which weak references may refer. */
+void mm_dealloc_value(PyObject *op);
+
 /* Each part adds its types to the module: 0 or -1 with an exception. */
 int mm_errors_init(PyObject *module, mm_state *state);
 int mm_leak_warnings_init(PyObject *module, mm_state *state);
@@ -122,6 +125,11 @@ int mm_slab_init(PyObject *module, mm_state *state);
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
+
+/* mm_add_type for a type that Python code can neither change nor derive from; `flags` are its
+ * further ones. */
+int mm_add_final_type(PyObject *module, const char *name, size_t size, unsigned flags,
+                      PyType_Slot *slots, PyTypeObject **type);
 
 /* A named tuple of these fields, whose references it steals. If a field is NULL, with an
  * exception, releases the others and returns NULL. */

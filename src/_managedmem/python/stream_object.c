@@ -399,10 +399,7 @@ static PyGetSetDef stream_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-static PyMemberDef stream_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(stream_object, weakrefs), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyMemberDef stream_members[] = MM_WEAK_MEMBERS(stream_object);
 
 static PyType_Slot stream_slots[] = {
     {Py_tp_doc, (void *)stream_doc},
@@ -418,15 +415,9 @@ static PyType_Slot stream_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec stream_spec = {
-    .name = "managedmem.Stream",
-    .basicsize = sizeof(stream_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = stream_slots,
-};
-
 int
 mm_stream_init(PyObject *module, mm_state *state)
 {
-    return mm_add_type(module, &stream_spec, &state->stream_type);
+    return mm_add_final_type(module, "managedmem.Stream", sizeof(stream_object), 0, stream_slots,
+                             &state->stream_type);
 }
