@@ -275,7 +275,6 @@ static PyMethodDef dtype_methods[] = {
 
 /* The module refers to the instances, they to their type, and the type to the module. str is not
  * collected, so without a traversal this cycle would outlive its interpreter. */
-/* clang-format off */
 static PyType_Slot dtype_slots[] = {
     {Py_tp_doc, (void *)dtype_doc},
     {Py_tp_base, &PyUnicode_Type},
@@ -287,7 +286,6 @@ static PyType_Slot dtype_slots[] = {
     {Py_tp_getset, dtype_getset},
     {0, NULL},
 };
-/* clang-format on */
 
 /* A new instance, made by str.__new__. */
 static PyObject *

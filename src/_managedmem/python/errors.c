@@ -33,35 +33,30 @@ remedy_for_code(int code)
     }
 }
 
-/* A new exception object with its three attributes; NULL stands for None. */
-static PyObject *
-new_cuda_error(PyObject *type, PyObject *message, PyObject *code, const char *name,
-               const char *function)
+/* Raises with attributes, a dict; NULL for an argument that could not be made. Steals both. */
+static void
+raise_with(PyObject *type, PyObject *message, PyObject *attributes)
 {
-    PyObject *error = PyObject_CallFunctionObjArgs(type, message, NULL);
-    PyObject *name_text = name ? PyUnicode_FromString(name) : NULL;
-    PyObject *function_text = function ? PyUnicode_FromString(function) : NULL;
+    PyObject *error =
+        message && attributes ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
+    PyObject *dict = error ? PyObject_GenericGetDict(error, NULL) : NULL;
 
-    if (error != NULL
-        && ((name && !name_text) || (function && !function_text)
-            || PyObject_SetAttrString(error, "code", code ? code : Py_None) < 0
-            || PyObject_SetAttrString(error, "name", name_text ? name_text : Py_None) < 0
-            || PyObject_SetAttrString(error, "function", function_text ? function_text : Py_None)
-                   < 0)) {
-        Py_CLEAR(error);
+    if (dict != NULL && PyDict_Update(dict, attributes) == 0) {
+        PyErr_SetObject(type, error);
     }
-    Py_XDECREF(name_text);
-    Py_XDECREF(function_text);
-    return error;
+    Py_XDECREF(dict);
+    Py_XDECREF(error);
+    Py_XDECREF(message);
+    Py_XDECREF(attributes);
 }
 
-static void
-raise_and_release(PyObject *type, PyObject *error)
+/* Those of a CUDAError. A code of 0 and NULL stand for None. */
+static PyObject *
+cuda_attributes(int code, const char *name, const char *function)
 {
-    if (error != NULL) {
-        PyErr_SetObject(type, error);
-        Py_DECREF(error);
-    }
+    return Py_BuildValue("{s:N,s:z,s:z}", "code",
+                         code != 0 ? PyLong_FromLong(code) : Py_NewRef(Py_None), "name", name,
+                         "function", function);
 }
 
 static void
@@ -71,7 +66,7 @@ raise_driver_call(mm_state *state, const mm_status *st)
     const char *name = NULL, *text = NULL, *more = remedy_for_code(st->code);
     PyObject *type =
         st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error : state->cuda_error;
-    PyObject *message, *code;
+    PyObject *message;
 
     assert(st->code != 0 && (st->kind == MM_CAPTURING || st->function != NULL));
     if (cu != NULL) {
@@ -87,12 +82,7 @@ raise_driver_call(mm_state *state, const mm_status *st)
             "%s failed with %s (%d)%s%s%s%s%s%s", st->function, name, st->code, text ? ": " : "",
             text ? text : "", st->detail[0] ? ". " : "", st->detail, *more ? ". " : "", more);
     }
-    code = PyLong_FromLong(st->code);
-    if (message != NULL && code != NULL) {
-        raise_and_release(type, new_cuda_error(type, message, code, name, st->function));
-    }
-    Py_XDECREF(message);
-    Py_XDECREF(code);
+    raise_with(type, message, message ? cuda_attributes(st->code, name, st->function) : NULL);
 }
 
 /* A detail is ASCII except for paths, which may have any bytes and may be cut inside a
@@ -120,23 +110,7 @@ raise_no_driver(PyObject *type, const mm_status *st)
 {
     PyObject *message = detail_text(st);
 
-    if (message != NULL) {
-        raise_and_release(type, new_cuda_error(type, message, NULL, NULL, NULL));
-        Py_DECREF(message);
-    }
-}
-
-/* Raises with `tried`, and steals its reference. */
-static void
-raise_trace_error(PyObject *type, PyObject *message, PyObject *tried)
-{
-    PyObject *error = message && tried ? PyObject_CallFunctionObjArgs(type, message, NULL) : NULL;
-
-    if (error != NULL && PyObject_SetAttrString(error, "tried", tried) < 0) {
-        Py_CLEAR(error);
-    }
-    Py_XDECREF(tried);
-    raise_and_release(type, error);
+    raise_with(type, message, message ? cuda_attributes(0, NULL, NULL) : NULL);
 }
 
 static void
@@ -150,10 +124,9 @@ raise_trace_unavailable(PyObject *type, const mm_status *st)
     if (code != NULL) {
         message = PyUnicode_FromFormat("no source of unified-memory events. Tried:\n  %s: %U",
                                        source, detail);
-        tried = message ? Py_BuildValue("[(sOO)]", source, code, detail) : NULL;
-        raise_trace_error(type, message, tried);
+        tried = message ? Py_BuildValue("{s:[(sOO)]}", "tried", source, code, detail) : NULL;
+        raise_with(type, message, tried);
     }
-    Py_XDECREF(message);
     Py_XDECREF(code);
     Py_XDECREF(detail);
 }
@@ -163,8 +136,7 @@ raise_trace_busy(PyObject *type, const mm_status *st)
 {
     PyObject *message = detail_text(st);
 
-    raise_trace_error(type, message, message ? PyList_New(0) : NULL);
-    Py_XDECREF(message);
+    raise_with(type, message, message ? Py_BuildValue("{s:[]}", "tried") : NULL);
 }
 
 PyObject *
@@ -285,122 +257,74 @@ PyDoc_STRVAR(trace_busy_doc,
              "\n"
              "tried is empty.");
 
-/* Creates a class in the package's namespace and adds it to the module. */
-static PyObject *
-add_exception(PyObject *module, const char *full_name, const char *doc, PyObject *bases,
-              PyObject *members)
-{
-    PyObject *type = PyErr_NewExceptionWithDoc(full_name, doc, bases, members);
-
-    assert(strrchr(full_name, '.') != NULL);
-    if (type != NULL && PyModule_AddObjectRef(module, strrchr(full_name, '.') + 1, type) < 0) {
-        Py_CLEAR(type);
-    }
-    return type;
-}
-
-/* Adds an exception class with two bases. */
-static PyObject *
-add_double(PyObject *module, const char *full_name, const char *doc, PyObject *first,
-           PyObject *second)
-{
-    PyObject *bases = PyTuple_Pack(2, first, second);
-    PyObject *type = bases ? add_exception(module, full_name, doc, bases, NULL) : NULL;
-
-    Py_XDECREF(bases);
-    return type;
-}
-
-/* The first failure ends the additions, because no call may begin with an exception set. */
+typedef struct {
+    PyObject **type; /* of the module's state, where it is stored */
+    const char *name, *doc;
+    PyObject **base, **second_base; /* the second may be NULL */
+    PyObject *members; /* a dict, or NULL for none of its own */
+} exception_row;
 
 static int
-add_doubles(PyObject *module, mm_state *state)
+add_exception(PyObject *module, const exception_row *row)
 {
-    state->out_of_memory_error =
-        add_double(module, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc, state->cuda_error,
-                   PyExc_MemoryError);
-    if (state->out_of_memory_error == NULL) {
-        return -1;
-    }
-    state->export_error = add_double(module, "managedmem.ExportError", export_doc,
-                                     PyExc_BufferError, PyExc_AttributeError);
-    if (state->export_error == NULL) {
-        return -1;
-    }
-    state->ipc_error = add_double(module, "managedmem.IPCNotSupportedError", ipc_doc,
-                                  PyExc_NotImplementedError, PyExc_AttributeError);
-    return state->ipc_error ? 0 : -1;
-}
+    PyObject *bases =
+        row->second_base ? PyTuple_Pack(2, *row->base, *row->second_base) : Py_NewRef(*row->base);
 
-static int
-add_driver_errors(PyObject *module, mm_state *state)
-{
-    state->not_found_error = add_exception(module, "managedmem.DriverNotFoundError", not_found_doc,
-                                           state->cuda_error, NULL);
-    if (state->not_found_error == NULL) {
+    if (bases == NULL) {
         return -1;
     }
-    state->too_old_error = add_exception(module, "managedmem.DriverTooOldError", too_old_doc,
-                                         state->cuda_error, NULL);
-    return state->too_old_error ? 0 : -1;
-}
-
-static int
-add_trace_errors(PyObject *module, mm_state *state)
-{
-    PyObject *members = Py_BuildValue("{s:()}", "tried");
-
-    if (members == NULL) {
-        return -1;
-    }
-    state->trace_unavailable_error =
-        add_exception(module, "managedmem.TraceUnavailableError", trace_unavailable_doc,
-                      PyExc_RuntimeError, members);
-    Py_DECREF(members);
-    if (state->trace_unavailable_error == NULL) {
-        return -1;
-    }
-    state->trace_busy_error = add_exception(module, "managedmem.TraceBusyError", trace_busy_doc,
-                                            state->trace_unavailable_error, NULL);
-    return state->trace_busy_error ? 0 : -1;
+    *row->type = PyErr_NewExceptionWithDoc(row->name, row->doc, bases, row->members);
+    Py_DECREF(bases);
+    return *row->type ? PyModule_AddType(module, (PyTypeObject *)*row->type) : -1;
 }
 
 int
 mm_errors_init(PyObject *module, mm_state *state)
 {
-    PyObject *members =
-        Py_BuildValue("{s:O,s:O,s:O}", "code", Py_None, "name", Py_None, "function", Py_None);
+    PyObject *nothing = cuda_attributes(0, NULL, NULL);
+    PyObject *untried = nothing ? Py_BuildValue("{s:()}", "tried") : NULL;
+    const exception_row rows[] = {
+        {&state->cuda_error, "managedmem.CUDAError", cuda_error_doc, &PyExc_RuntimeError, NULL,
+         nothing},
+        {&state->out_of_memory_error, "managedmem.CUDAOutOfMemoryError", out_of_memory_doc,
+         &state->cuda_error, &PyExc_MemoryError, NULL},
+        {&state->export_error, "managedmem.ExportError", export_doc, &PyExc_BufferError,
+         &PyExc_AttributeError, NULL},
+        {&state->ipc_error, "managedmem.IPCNotSupportedError", ipc_doc, &PyExc_NotImplementedError,
+         &PyExc_AttributeError, NULL},
+        {&state->not_found_error, "managedmem.DriverNotFoundError", not_found_doc,
+         &state->cuda_error, NULL, NULL},
+        {&state->too_old_error, "managedmem.DriverTooOldError", too_old_doc, &state->cuda_error,
+         NULL, NULL},
+        {&state->trace_unavailable_error, "managedmem.TraceUnavailableError",
+         trace_unavailable_doc, &PyExc_RuntimeError, NULL, untried},
+        {&state->trace_busy_error, "managedmem.TraceBusyError", trace_busy_doc,
+         &state->trace_unavailable_error, NULL, NULL},
+    };
+    int rc = untried ? 0 : -1;
 
-    if (members == NULL) {
-        return -1;
+    for (size_t i = 0; rc == 0 && i < sizeof rows / sizeof *rows; i++) {
+        rc = add_exception(module, &rows[i]);
     }
-    state->cuda_error =
-        add_exception(module, "managedmem.CUDAError", cuda_error_doc, PyExc_RuntimeError, members);
-    Py_DECREF(members);
-    if (state->cuda_error == NULL) {
-        return -1;
-    }
-    return add_doubles(module, state) < 0 || add_driver_errors(module, state) < 0
-                   || add_trace_errors(module, state) < 0
-               ? -1
-               : 0;
+    Py_XDECREF(nothing);
+    Py_XDECREF(untried);
+    return rc;
 }
 
 /* The text of a failure, as its exception would have it; None without one. */
 PyObject *
 mm_status_text(mm_state *state, const mm_status *st)
 {
-    PyObject *type, *value, *traceback, *text;
+    mm_exception raised;
+    PyObject *text;
 
     if (st->kind == MM_OK) {
         Py_RETURN_NONE;
     }
     (void)mm_raise(state, st);
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    text = PyObject_Str(value);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
+    mm_exception_save(&raised);
+    PyErr_NormalizeException(&raised.type, &raised.value, &raised.traceback);
+    text = PyObject_Str(raised.value);
+    mm_exception_drop(&raised);
     return text;
 }

@@ -47,8 +47,8 @@ mm_open(mm_state *state)
     return cu ? cu : mm_open_now(state);
 }
 
-/* An exception that is saved for the length of a dealloc, which must neither lose nor raise
- * one. */
+/* An exception that is saved, as for the length of a dealloc, which must neither lose nor raise
+ * one. It is restored or dropped. */
 typedef struct {
     PyObject *type, *value, *traceback;
 } mm_exception;
@@ -63,6 +63,14 @@ static inline void
 mm_exception_restore(mm_exception *e)
 {
     PyErr_Restore(e->type, e->value, e->traceback);
+}
+
+static inline void
+mm_exception_drop(mm_exception *e)
+{
+    Py_XDECREF(e->type);
+    Py_XDECREF(e->value);
+    Py_XDECREF(e->traceback);
 }
 
 #endif

@@ -54,9 +54,7 @@ refuse_tensor(PyObject *value)
     Py_XDECREF(subject);
     Py_XDECREF(layout);
     Py_XDECREF(device);
-    Py_XDECREF(error.type);
-    Py_XDECREF(error.value);
-    Py_XDECREF(error.traceback);
+    mm_exception_drop(&error);
     return -1;
 }
 
@@ -399,9 +397,7 @@ try_kinds(mm_state *state, PyObject *value, const kind_of_object *rows, mm_forei
         mm_exception_restore(&refusal);
         return -1;
     }
-    Py_XDECREF(refusal.type);
-    Py_XDECREF(refusal.value);
-    Py_XDECREF(refusal.traceback);
+    mm_exception_drop(&refusal);
     assert((found < 0) == (PyErr_Occurred() != NULL));
     return found;
 }

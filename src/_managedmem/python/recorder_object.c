@@ -620,7 +620,6 @@ static PyGetSetDef recorder_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* clang-format off */
 static PyType_Slot recorder_slots[] = {
     {Py_tp_doc, (void *)recorder_doc},
     {Py_tp_new, recorder_new},
@@ -630,7 +629,6 @@ static PyType_Slot recorder_slots[] = {
     {Py_tp_getset, recorder_getset},
     {0, NULL},
 };
-/* clang-format on */
 
 int
 mm_recorder_init(PyObject *module, mm_state *state)

@@ -76,7 +76,6 @@ result_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-/* clang-format off */
 static PyType_Slot result_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)"Host memory that returns to managedmem.result_cache."},
     {Py_tp_dealloc, result_dealloc},
@@ -84,7 +83,6 @@ static PyType_Slot result_slots[] = {
     {Py_bf_getbuffer, result_getbuffer},
     {0, NULL},
 };
-/* clang-format on */
 
 static PyType_Spec result_spec = {
     .name = "managedmem._managedmem.ResultMemory",

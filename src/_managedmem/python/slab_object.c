@@ -297,7 +297,6 @@ static PyGetSetDef slab_properties[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* clang-format off */
 static PyType_Slot slab_slots[] = {
     {Py_tp_doc, (void *)slab_doc},
     {Py_tp_new, slab_new},
@@ -307,7 +306,6 @@ static PyType_Slot slab_slots[] = {
     {Py_tp_getset, slab_properties},
     {0, NULL},
 };
-/* clang-format on */
 
 int
 mm_slab_init(PyObject *module, mm_state *state)

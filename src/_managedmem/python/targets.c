@@ -14,17 +14,16 @@
 void
 mm_name_item(const char *list, Py_ssize_t i)
 {
-    PyObject *type, *value, *traceback;
+    mm_exception raised;
 
     assert(PyErr_Occurred());
-    PyErr_Fetch(&type, &value, &traceback);
-    if (type == PyExc_ValueError || type == PyExc_TypeError || type == PyExc_RuntimeError) {
-        PyErr_Format(type, "%s[%zd]: %S", list, i, value ? value : Py_None);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
+    mm_exception_save(&raised);
+    if (raised.type == PyExc_ValueError || raised.type == PyExc_TypeError
+        || raised.type == PyExc_RuntimeError) {
+        PyErr_Format(raised.type, "%s[%zd]: %S", list, i, raised.value ? raised.value : Py_None);
+        mm_exception_drop(&raised);
     } else {
-        PyErr_Restore(type, value, traceback);
+        mm_exception_restore(&raised);
     }
 }
 
