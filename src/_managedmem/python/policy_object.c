@@ -6,6 +6,8 @@
 #include "location_set.h"
 #include "targets.h"
 
+#include <string.h>
+
 static const mm_policy *
 policy_of(PyObject *op)
 {
@@ -219,58 +221,40 @@ policy_hash(PyObject *op)
     return hash;
 }
 
-/* Joins a list of texts by commas, unless rc is a failure; releases the list. */
-static PyObject *
-join_texts(PyObject *list, int rc)
+enum { REPR_BYTES = 2048 }; /* enough with every location in accessed_by */
+
+/* Adds a name with its value, or a value without one, to the texts that commas separate. */
+static void
+add_text(char text[REPR_BYTES], const char *name, const char *value)
 {
-    PyObject *comma = rc < 0 ? NULL : PyUnicode_FromString(", ");
-    PyObject *text = comma ? PyUnicode_Join(comma, list) : NULL;
+    size_t used = strlen(text);
 
-    assert(text != NULL || PyErr_Occurred());
-    Py_XDECREF(comma);
-    Py_XDECREF(list);
-    return text;
-}
-
-/* The members as Python spells them, devices ascending and then the host. */
-static PyObject *
-members_text(mm_location_set set)
-{
-    PyObject *list = PyList_New(0);
-    char name[MM_LOCATION_TEXT];
-    int rc = list ? 0 : -1;
-    CUmemLocation location;
-
-    while (rc == 0 && mm_next_location(&set, &location)) {
-        rc = mm_append_item(list, PyUnicode_FromString(mm_location_text(location, name)));
-    }
-    return join_texts(list, rc);
+    (void)PyOS_snprintf(text + used, REPR_BYTES - used, "%s%s%s", used > 0 ? ", " : "", name,
+                        value);
 }
 
 static PyObject *
 policy_repr(PyObject *op)
 {
     const mm_policy *p = policy_of(op);
-    PyObject *list = PyList_New(0), *inner, *text;
-    char name[MM_LOCATION_TEXT];
-    int rc = list ? 0 : -1;
+    char parts[REPR_BYTES] = "", members[REPR_BYTES] = "", name[MM_LOCATION_TEXT];
+    mm_location_set accessed_by = p->accessed_by;
+    CUmemLocation location;
 
-    if (rc == 0 && p->read_mostly) {
-        rc = mm_append_item(list, PyUnicode_FromString("read_mostly=True"));
+    if (p->read_mostly) {
+        add_text(parts, "read_mostly=", "True");
     }
-    if (rc == 0 && has_location(p->preferred)) {
-        rc = mm_append_item(list, PyUnicode_FromFormat("preferred_location=%s",
-                                                       mm_location_text(p->preferred, name)));
+    if (has_location(p->preferred)) {
+        add_text(parts, "preferred_location=", mm_location_text(p->preferred, name));
     }
-    if (rc == 0 && p->accessed_by != 0) {
-        inner = members_text(p->accessed_by);
-        rc = mm_append_item(list, inner ? PyUnicode_FromFormat("accessed_by={%U}", inner) : NULL);
-        Py_XDECREF(inner);
+    while (mm_next_location(&accessed_by, &location)) {
+        add_text(members, "", mm_location_text(location, name));
     }
-    inner = join_texts(list, rc);
-    text = inner ? PyUnicode_FromFormat("MigrationPolicy(%U)", inner) : NULL;
-    Py_XDECREF(inner);
-    return text;
+    if (p->accessed_by == 0) {
+        return PyUnicode_FromFormat("MigrationPolicy(%s)", parts);
+    }
+    add_text(parts, "accessed_by=", "");
+    return PyUnicode_FromFormat("MigrationPolicy(%s{%s})", parts, members);
 }
 
 PyDoc_STRVAR(policy_reduce_doc, "__reduce__($self, /)\n--\n\nFor pickle and copy.");
