@@ -1,4 +1,4 @@
-"""Short texts of numbers and labels: binary sizes, decimal counts, times; lines of them."""
+"""Short texts: binary sizes, decimal counts, times, labels, keys of an index; lines of them."""
 
 from __future__ import annotations
 
@@ -69,3 +69,18 @@ def wrapped(text: str, first: str = "", later: str = "") -> str:
         break_long_words=False,
     )
     return lines.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def key_text(key: object) -> str:
+    """A key as it stands between brackets, such as ``::2, ...``."""
+    items = key if isinstance(key, tuple) and key else (key,)
+    return ", ".join(map(_item_text, items))
+
+
+def _item_text(item: object) -> str:
+    if isinstance(item, slice):
+        start, stop, step = (
+            "" if bound is None else repr(bound) for bound in (item.start, item.stop, item.step)
+        )
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+    return "..." if item is ... else repr(item)

@@ -115,18 +115,12 @@ import_numpy(void)
 static int
 find_numpy_type(const mm_buffer *b, PyObject **type)
 {
-    PyObject *module;
+    bool lacks = mm_is_plain_bytes(b->dtype);
 
-    *type = NULL;
-    if (!mm_is_plain_bytes(b->dtype)) {
-        return 0;
-    }
-    module = PyImport_ImportModule("managedmem._narrow_floats");
-    if (module != NULL) {
-        *type = PyObject_CallMethod(module, "numpy_type", "s", b->dtype->name);
-        Py_DECREF(module);
-    }
-    return *type ? 0 : -1;
+    *type = lacks
+                ? mm_call_python("managedmem._narrow_floats", "numpy_type", "(s)", b->dtype->name)
+                : NULL;
+    return lacks && *type == NULL ? -1 : 0;
 }
 
 /* numpy.array(object, dtype=dtype, copy=copy). */
@@ -361,26 +355,6 @@ mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return rc < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Calls a function of managedmem._arrays, which imports the other library; device may be NULL. */
-static PyObject *
-call_arrays_module(PyObject *op, const char *function, PyObject *device, PyObject *stream)
-{
-    PyObject *module, *array;
-
-    assert(stream != NULL);
-    if (mm_buffer_check_open(mm_buffer_of(op)) < 0) {
-        return NULL;
-    }
-    module = PyImport_ImportModule("managedmem._arrays");
-    if (module == NULL) {
-        return NULL;
-    }
-    array = device ? PyObject_CallMethod(module, function, "OOO", op, device, stream)
-                   : PyObject_CallMethod(module, function, "OO", op, stream);
-    Py_DECREF(module);
-    return array;
-}
-
 const char mm_torch_doc[] =
     "torch($self, /, device=None, *, stream=None)\n--\n\n"
     "The buffer as a torch tensor over the same memory, of its dtype and shape.\n"
@@ -409,11 +383,12 @@ mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
     static mm_signature signature = {.doc = mm_torch_doc};
     PyObject *argv[2];
 
-    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_buffer_check_open(mm_buffer_of(op)) < 0) {
         return NULL;
     }
-    return call_arrays_module(op, "to_torch", argv[0] ? argv[0] : Py_None,
-                              argv[1] ? argv[1] : Py_None);
+    return mm_call_python("managedmem._arrays", "to_torch", "(OOO)", op,
+                           argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
 }
 
 const char mm_cupy_doc[] =
@@ -438,8 +413,10 @@ mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     static mm_signature signature = {.doc = mm_cupy_doc};
     PyObject *argv[1];
 
-    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0) {
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || mm_buffer_check_open(mm_buffer_of(op)) < 0) {
         return NULL;
     }
-    return call_arrays_module(op, "to_cupy", NULL, argv[0] ? argv[0] : Py_None);
+    return mm_call_python("managedmem._arrays", "to_cupy", "(OO)", op,
+                           argv[0] ? argv[0] : Py_None);
 }

@@ -91,12 +91,10 @@ make_residency(mm_state *state, const mm_places *places, const mm_batch *ranges)
 {
     PyObject *hints = hint_locations(state, places), *result = NULL;
     PyObject *records = hints ? range_records(places, ranges) : NULL;
-    PyObject *module = records ? PyImport_ImportModule("managedmem._residency") : NULL;
 
-    if (module != NULL) {
-        result = PyObject_CallMethod(module, "make", "OO", records, hints);
+    if (records != NULL) {
+        result = mm_call_python("managedmem._residency", "make", "(OO)", records, hints);
     }
-    Py_XDECREF(module);
     Py_XDECREF(records);
     Py_XDECREF(hints);
     return result;

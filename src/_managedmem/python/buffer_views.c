@@ -318,59 +318,6 @@ mm_buffer_subscript(PyObject *op, PyObject *key)
     return index ? subscript_index(b, key) : subscript_slice(b, key);
 }
 
-/* A bound of a slice behind a mark; "" for None. */
-static PyObject *
-bound_text(PyObject *slice, const char *name, const char *mark)
-{
-    PyObject *bound = PyObject_GetAttrString(slice, name), *text = NULL;
-
-    if (bound != NULL) {
-        text = bound == Py_None ? PyUnicode_FromString("")
-                                : PyUnicode_FromFormat("%s%R", mark, bound);
-        Py_DECREF(bound);
-    }
-    return text;
-}
-
-/* A slice as it is written, such as ::2; "..."; the repr of other keys. */
-static PyObject *
-item_text(PyObject *item)
-{
-    PyObject *start, *stop = NULL, *step = NULL, *text = NULL;
-
-    if (!PySlice_Check(item)) {
-        return item == Py_Ellipsis ? PyUnicode_FromString("...") : PyObject_Repr(item);
-    }
-    if ((start = bound_text(item, "start", "")) != NULL
-        && (stop = bound_text(item, "stop", "")) != NULL
-        && (step = bound_text(item, "step", ":")) != NULL) {
-        text = PyUnicode_FromFormat("%U:%U%U", start, stop, step);
-    }
-    Py_XDECREF(start);
-    Py_XDECREF(stop);
-    Py_XDECREF(step);
-    return text;
-}
-
-/* A key as it stands between brackets. */
-static PyObject *
-key_text(PyObject *key)
-{
-    PyObject *text;
-
-    if (!PyTuple_Check(key) || PyTuple_Size(key) == 0) {
-        return item_text(key);
-    }
-    text = item_text(PyTuple_GetItem(key, 0));
-    for (Py_ssize_t i = 1; text != NULL && i < PyTuple_Size(key); i++) {
-        PyObject *before = text, *item = item_text(PyTuple_GetItem(key, i));
-        text = item ? PyUnicode_FromFormat("%U, %U", before, item) : NULL;
-        Py_DECREF(before);
-        Py_XDECREF(item);
-    }
-    return text;
-}
-
 /* Python's own message would only say that item assignment is not supported. */
 int
 mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value)
@@ -379,7 +326,7 @@ mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value)
 
     if (value == NULL) {
         PyErr_Format(PyExc_TypeError, "%R cannot lose elements: the size of memory is fixed", op);
-    } else if ((text = key_text(key)) != NULL) {
+    } else if ((text = mm_call_python("managedmem._units", "key_text", "(O)", key)) != NULL) {
         PyErr_Format(PyExc_TypeError,
                      "a ManagedBuffer is not written by index: buf.numpy()[%U] = value and "
                      "memoryview(buf) write elements from the host, buf[%U].fill(value) and "

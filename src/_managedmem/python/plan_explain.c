@@ -85,16 +85,15 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
     PyObject *ranges = listed ? range_tuples(p) : NULL;
     PyObject *edges = ranges ? edge_sizes(p->edges) : NULL;
     PyObject *deferred = edges ? deferral(p) : NULL;
-    PyObject *module = deferred ? PyImport_ImportModule("managedmem._plan_text") : NULL;
     PyObject *text = NULL;
 
-    if (module != NULL) {
-        text = PyObject_CallMethod(
-            module, "explanation", "OOOOOOOO", flag(p->op == MM_DISCARD_PREFETCH), listed, ranges,
-            edges, deferred, flag(options->dispatch == MM_DISPATCH_BATCH),
-            flag(options->defer == MM_DEFER_YES), flag(mm_is_legacy_stream(options->stream)));
+    if (deferred != NULL) {
+        text = mm_call_python("managedmem._plan_text", "explanation", "(OOOOOOOO)",
+                               flag(p->op == MM_DISCARD_PREFETCH), listed, ranges, edges, deferred,
+                               flag(options->dispatch == MM_DISPATCH_BATCH),
+                               flag(options->defer == MM_DEFER_YES),
+                               flag(mm_is_legacy_stream(options->stream)));
     }
-    Py_XDECREF(module);
     Py_XDECREF(deferred);
     Py_XDECREF(edges);
     Py_XDECREF(ranges);

@@ -372,7 +372,7 @@ extend_by_method(PyObject *list, PyObject *module, const char *name)
 static void
 name_parameter(mm_state *state, PyObject *module)
 {
-    PyObject *functions = NULL, *error = NULL;
+    PyObject *error = NULL;
     mm_exception raised;
 
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) {
@@ -380,16 +380,12 @@ name_parameter(mm_state *state, PyObject *module)
     }
     mm_exception_save(&raised);
     if (mm_is_instance(state, module, "torch", "Module")) {
-        functions = PyImport_ImportModule("managedmem.torch._targets");
-    }
-    if (functions != NULL) {
-        error = PyObject_CallMethod(functions, "refusal_of", "O", module);
+        error = mm_call_python("managedmem.torch._targets", "refusal_of", "(O)", module);
     }
     mm_exception_restore(&raised);
     if (error != NULL && error != Py_None) {
         PyErr_SetObject((PyObject *)Py_TYPE(error), error);
     }
-    Py_XDECREF(functions);
     Py_XDECREF(error);
 }
 

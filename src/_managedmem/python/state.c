@@ -1,4 +1,5 @@
-/* state.c: functions for all heap types: adding a type to the module, records, traversal. */
+/* state.c: functions for all heap types: adding a type to the module, records, traversal; and calls of
+ * functions in Python. */
 #include "state.h"
 
 int
@@ -36,6 +37,28 @@ mm_record_new(PyTypeObject *type, PyObject *const *fields, int count)
         }
     }
     return record;
+}
+
+PyObject *
+mm_call_python(const char *module, const char *function, const char *format, ...)
+{
+    PyObject *imported = PyImport_ImportModule(module);
+    PyObject *callable = imported ? PyObject_GetAttrString(imported, function) : NULL;
+    PyObject *args = NULL, *answer = NULL;
+    va_list values;
+
+    if (callable != NULL) {
+        va_start(values, format);
+        args = Py_VaBuildValue(format, values);
+        va_end(values);
+    }
+    if (args != NULL) {
+        answer = PyObject_CallObject(callable, args);
+        Py_DECREF(args);
+    }
+    Py_XDECREF(callable);
+    Py_XDECREF(imported);
+    return answer;
 }
 
 int

@@ -131,6 +131,10 @@ int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 int mm_add_final_type(PyObject *module, const char *name, size_t size, unsigned flags,
                       PyType_Slot *slots, PyTypeObject **type);
 
+/* Imports a module and calls a function of it, with a tuple of arguments in a format of Py_BuildValue
+ * that steals no reference. */
+PyObject *mm_call_python(const char *module, const char *function, const char *format, ...);
+
 /* A named tuple of these fields, whose references it steals. If a field is NULL, with an
  * exception, releases the others and returns NULL. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
