@@ -162,36 +162,25 @@ int mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver *
 
 /* --- buffer_advice.c -------------------------------------------------------------------- */
 
-PyObject *mm_buffer_get_read_mostly(PyObject *op, void *closure);
-int mm_buffer_set_read_mostly(PyObject *op, PyObject *value, void *closure);
-PyObject *mm_buffer_get_preferred_location(PyObject *op, void *closure);
-int mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *closure);
-PyObject *mm_buffer_get_accessed_by(PyObject *op, void *closure);
-int mm_buffer_set_accessed_by(PyObject *op, PyObject *value, void *closure);
-PyObject *mm_buffer_get_last_prefetch_location(PyObject *op, void *closure);
+mm_getter mm_buffer_get_read_mostly, mm_buffer_get_preferred_location, mm_buffer_get_accessed_by,
+    mm_buffer_get_last_prefetch_location;
+mm_setter mm_buffer_set_read_mostly, mm_buffer_set_preferred_location, mm_buffer_set_accessed_by;
 
-PyObject *mm_buffer_page_runs(PyObject *op, PyObject *none);
+mm_plain_method mm_buffer_page_runs;
 extern const char mm_page_runs_doc[];
 
 /* --- buffer_arrays.c -------------------------------------------------------------------- */
 
-PyObject *mm_buffer_numpy(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+mm_keyword_method mm_buffer_numpy, mm_buffer_array, mm_buffer_torch, mm_buffer_cupy;
 extern const char mm_numpy_doc[], mm_buffer_array_doc[], mm_torch_doc[], mm_cupy_doc[];
 
 /* --- buffer_exports.c ------------------------------------------------------------------- */
 
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
 void mm_buffer_releasebuffer(PyObject *op, Py_buffer *view);
-PyObject *mm_buffer_array_interface(PyObject *op, void *closure);
-PyObject *mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                           PyObject *kwnames);
-PyObject *mm_buffer_dlpack_device(PyObject *op, PyObject *none);
+mm_getter mm_buffer_array_interface;
+mm_keyword_method mm_buffer_dlpack;
+mm_plain_method mm_buffer_dlpack_device;
 extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 
 /* --- buffer_host_access.c: all may run Python code -------------------------------------- */
@@ -235,15 +224,14 @@ int mm_read_name(PyObject *value, const char **name);
  * on its own releases the buffer. */
 PyObject *mm_buffer_named(PyObject *buffer, const char *name);
 
-PyObject *mm_buffer_get_name(PyObject *op, void *closure);
-int mm_buffer_set_name(PyObject *op, PyObject *value, void *closure);
+mm_getter mm_buffer_get_name;
+mm_setter mm_buffer_set_name;
 
 /* --- buffer_life.c ---------------------------------------------------------------------- */
 
-PyObject *mm_buffer_close(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
-PyObject *mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
-PyObject *mm_buffer_set_deallocation_stream(PyObject *op, PyObject *stream);
+mm_keyword_method mm_buffer_close;
+mm_positional_method mm_buffer_exit;
+mm_plain_method mm_buffer_set_deallocation_stream;
 int mm_buffer_traverse(PyObject *op, visitproc visit, void *arg);
 int mm_buffer_clear(PyObject *op);
 void mm_buffer_finalize(PyObject *op);
@@ -252,18 +240,9 @@ extern const char mm_buffer_close_doc[], mm_buffer_exit_doc[], mm_set_deallocati
 
 /* --- buffer_operations.c ---------------------------------------------------------------- */
 
-PyObject *mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                             PyObject *kwnames);
-PyObject *mm_buffer_discard(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                            PyObject *kwnames);
-PyObject *mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                     PyObject *kwnames);
-PyObject *mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                              PyObject *kwnames);
-PyObject *mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                            PyObject *kwnames);
-PyObject *mm_buffer_copy(PyObject *op, PyObject *none_or_memo);
-PyObject *mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+mm_keyword_method mm_buffer_prefetch, mm_buffer_discard, mm_buffer_discard_prefetch,
+    mm_buffer_copy_from, mm_buffer_copy_to, mm_buffer_fill;
+mm_plain_method mm_buffer_copy;
 extern const char mm_prefetch_doc[], mm_discard_doc[], mm_discard_prefetch_doc[],
     mm_copy_from_doc[], mm_copy_to_doc[], mm_copy_doc[], mm_deepcopy_doc[], mm_fill_doc[];
 
@@ -273,7 +252,7 @@ PyObject *mm_buffer_finished_copy(PyObject *op);
 
 /* --- buffer_residency.c ----------------------------------------------------------------- */
 
-PyObject *mm_buffer_residency(PyObject *op, PyObject *none);
+mm_plain_method mm_buffer_residency;
 extern const char mm_buffer_residency_doc[];
 
 /* --- buffer_views.c --------------------------------------------------------------------- */
@@ -284,18 +263,13 @@ extern const char mm_buffer_residency_doc[];
 int mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
                   size_t *bytes);
 
-PyObject *mm_buffer_view_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *kwnames);
-PyObject *mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
-                          PyObject *kwnames);
+mm_keyword_method mm_buffer_view_method, mm_buffer_range;
 PyObject *mm_buffer_subscript(PyObject *op, PyObject *key);
 PyObject *mm_buffer_item(PyObject *op, Py_ssize_t i);
 PyObject *mm_buffer_iter(PyObject *op);
 Py_ssize_t mm_buffer_length(PyObject *op);
 int mm_buffer_bool(PyObject *op);
-PyObject *mm_buffer_get_shape(PyObject *op, void *closure);
-PyObject *mm_buffer_get_strides(PyObject *op, void *closure);
-PyObject *mm_buffer_get_ndim(PyObject *op, void *closure);
+mm_getter mm_buffer_get_shape, mm_buffer_get_strides, mm_buffer_get_ndim;
 
 /* Operations that a buffer does not have; each raises a TypeError that names the replacement. */
 int mm_buffer_refuse_assignment(PyObject *op, PyObject *key, PyObject *value);

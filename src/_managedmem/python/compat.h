@@ -105,6 +105,15 @@ mm_xdecref(PyObject *op)
     MM_METHOD_ROW(name, function, METH_KEYWORDS | METH_CLASS, doc)
 #define MM_POSITIONAL_METHOD(name, function, doc) MM_METHOD_ROW(name, function, 0, doc)
 
+/* The functions that such rows name, for headers: methods that take keywords, that take none, and
+ * properties. */
+typedef PyObject *mm_keyword_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
+                                    PyObject *kwnames);
+typedef PyObject *mm_positional_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
+typedef PyObject *mm_plain_method(PyObject *op, PyObject *argument_or_none);
+typedef PyObject *mm_getter(PyObject *op, void *closure);
+typedef int mm_setter(PyObject *op, PyObject *value, void *closure);
+
 /* The members of a type whose objects have the field `weakrefs`. */
 #define MM_WEAK_MEMBERS(object)                                                         \
     {                                                                                   \

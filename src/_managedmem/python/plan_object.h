@@ -29,10 +29,7 @@ mm_plan_of(PyObject *op)
 void mm_plan_drop_prepared(mm_plan_object *self);
 
 PyObject *mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
-PyObject *mm_plan_add(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_plan_fit_targets(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_plan_from_module(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-PyObject *mm_plan_from_policy(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
+mm_keyword_method mm_plan_add, mm_plan_fit_targets, mm_plan_from_module, mm_plan_from_policy;
 extern const char mm_plan_doc[], mm_plan_add_doc[], mm_plan_fit_doc[], mm_plan_from_module_doc[],
     mm_plan_from_policy_doc[];
 

@@ -100,28 +100,12 @@ int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
 void mm_dealloc_value(PyObject *op);
 
 /* Each part adds its types to the module: 0 or -1 with an exception. */
-int mm_errors_init(PyObject *module, mm_state *state);
-int mm_leak_warnings_init(PyObject *module, mm_state *state);
-int mm_host_init(PyObject *module, mm_state *state);
-int mm_device_init(PyObject *module, mm_state *state);
-int mm_stream_init(PyObject *module, mm_state *state);
-int mm_buffer_init(PyObject *module, mm_state *state);
-int mm_accessed_by_init(PyObject *module, mm_state *state);
-int mm_managed_resource_init(PyObject *module, mm_state *state);
-int mm_foreign_class_init(PyObject *module, mm_state *state);
-int mm_plan_init(PyObject *module, mm_state *state);
-int mm_page_runs_init(PyObject *module, mm_state *state);
-int mm_policy_init(PyObject *module, mm_state *state);
-int mm_applied_policy_init(PyObject *module, mm_state *state);
-int mm_device_resource_init(PyObject *module, mm_state *state);
-int mm_peers_init(PyObject *module, mm_state *state);
-int mm_pool_attributes_init(PyObject *module, mm_state *state);
-int mm_interpreter_init(PyObject *module, mm_state *state);
-int mm_dtype_init(PyObject *module, mm_state *state);
-int mm_recorder_init(PyObject *module, mm_state *state);
-int mm_result_init(PyObject *module, mm_state *state);
-int mm_frames_init(PyObject *module, mm_state *state);
-int mm_slab_init(PyObject *module, mm_state *state);
+typedef int mm_part_init(PyObject *module, mm_state *state);
+mm_part_init mm_errors_init, mm_leak_warnings_init, mm_host_init, mm_device_init, mm_stream_init,
+    mm_buffer_init, mm_accessed_by_init, mm_managed_resource_init, mm_foreign_class_init,
+    mm_plan_init, mm_page_runs_init, mm_policy_init, mm_applied_policy_init,
+    mm_device_resource_init, mm_peers_init, mm_pool_attributes_init, mm_interpreter_init,
+    mm_dtype_init, mm_recorder_init, mm_result_init, mm_frames_init, mm_slab_init;
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
