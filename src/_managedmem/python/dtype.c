@@ -170,9 +170,7 @@ mm_dtype_object(mm_state *state, const mm_dtype *dtype)
 
 PyDoc_STRVAR(
     dtype_doc,
-    "DType(dtype)\n"
-    "--\n"
-    "\n"
+    "DType(dtype)\n--\n\n"
     "The element type of a buffer: its name, a str such as \"float32\".\n"
     "\n"
     "Parameters\n"

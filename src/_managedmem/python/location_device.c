@@ -32,9 +32,7 @@ read_device_id(mm_state *state, PyObject *value, CUmemLocation *out)
 
 PyDoc_STRVAR(
     device_doc,
-    "Device(device_id=None)\n"
-    "--\n"
-    "\n"
+    "Device(device_id=None)\n--\n\n"
     "A GPU as a location of managed memory.\n"
     "\n"
     "Parameters\n"

@@ -37,9 +37,7 @@ host_from_id(mm_state *state, PyObject *numa_id)
 
 PyDoc_STRVAR(
     host_doc,
-    "Host(numa_id=None, *, is_numa_current=False)\n"
-    "--\n"
-    "\n"
+    "Host(numa_id=None, *, is_numa_current=False)\n--\n\n"
     "The host as a location of managed memory.\n"
     "\n"
     "Parameters\n"
@@ -83,9 +81,7 @@ host_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 PyDoc_STRVAR(host_numa_current_doc,
-             "numa_current()\n"
-             "--\n"
-             "\n"
+             "numa_current()\n--\n\n"
              "The NUMA node of the thread that uses the location in a call.\n"
              "\n"
              "The driver resolves it when it is used; it may read back as the node or Host().");

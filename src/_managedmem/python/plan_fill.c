@@ -244,9 +244,7 @@ add_pairs(mm_plan_object *self, mm_state *state, PyObject *pairs)
 }
 
 const char mm_plan_doc[] =
-    "PrefetchPlan(entries=())\n"
-    "--\n"
-    "\n"
+    "PrefetchPlan(entries=())\n--\n\n"
     "Prefetches that are prepared once and executed often.\n"
     "\n"
     "Parameters\n"

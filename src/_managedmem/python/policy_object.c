@@ -53,9 +53,7 @@ mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 
 PyDoc_STRVAR(
     policy_doc,
-    "MigrationPolicy(*, read_mostly=False, preferred_location=None, accessed_by=())\n"
-    "--\n"
-    "\n"
+    "MigrationPolicy(*, read_mostly=False, preferred_location=None, accessed_by=())\n--\n\n"
     "All advice about memory, as one value to apply, compare, store and undo.\n"
     "\n"
     "Parameters\n"

@@ -50,9 +50,7 @@ read_limit(PyObject *value, size_t *out)
 
 PyDoc_STRVAR(
     recorder_doc,
-    "Recorder(*, limit=1000000, faults=True, sync=True)\n"
-    "--\n"
-    "\n"
+    "Recorder(*, limit=1000000, faults=True, sync=True)\n--\n\n"
     "One recording of the events of managed memory in this process, made by trace().\n"
     "\n"
     "Parameters\n"

@@ -117,9 +117,7 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
 
 PyDoc_STRVAR(
     stream_doc,
-    "Stream()\n"
-    "--\n"
-    "\n"
+    "Stream()\n--\n\n"
     "A new non-blocking stream on the calling thread's current device.\n"
     "\n"
     "Work queued on it runs in order, and independently of the default stream. close(), the end of a\n"
