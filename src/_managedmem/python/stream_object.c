@@ -115,6 +115,22 @@ mm_stream_duplicate(mm_state *state, mm_stream *shared)
     return self;
 }
 
+static mm_stream *
+create_stream(mm_driver *cu, mm_status *st)
+{
+    CUstream handle = NULL;
+    mm_stream *shared;
+
+    if (mm_stream_create(cu, &handle, st) < 0) {
+        return NULL;
+    }
+    shared = mm_stream_share(cu, handle, st);
+    if (shared == NULL) {
+        mm_leak_note(cu->StreamDestroy(handle), "cuStreamDestroy", 0);
+    }
+    return shared;
+}
+
 PyDoc_STRVAR(
     stream_doc,
     "Stream()\n--\n\n"
@@ -137,37 +153,18 @@ stream_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static mm_signature signature = {.doc = stream_doc};
     mm_state *state = mm_type_state(type);
-    CUstream handle = NULL;
     mm_stream *shared;
-    PyObject *self;
     mm_driver *cu;
     mm_status st;
-    int rc;
 
     if (mm_signature_args_new(&signature, args, kwargs, NULL) < 0
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_stream_create(cu, &handle, &st);
+    shared = create_stream(cu, &st);
     Py_END_ALLOW_THREADS
-    if (rc < 0) {
-        return mm_raise(state, &st);
-    }
-    Py_BEGIN_ALLOW_THREADS
-    shared = mm_stream_share(cu, handle, &st);
-    if (shared == NULL) {
-        mm_leak_note(cu->StreamDestroy(handle), "cuStreamDestroy", 0);
-    }
-    Py_END_ALLOW_THREADS
-    if (shared == NULL) {
-        return mm_raise(state, &st);
-    }
-    self = new_stream(type, handle, shared);
-    if (self == NULL) {
-        mm_stream_drop(shared);
-    }
-    return self;
+    return shared != NULL ? mm_stream_duplicate(state, shared) : mm_raise(state, &st);
 }
 
 PyDoc_STRVAR(
