@@ -66,14 +66,6 @@ device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return rc < 0 ? NULL : mm_location_object_new(state, location);
 }
 
-static PyObject *
-device_repr(PyObject *op)
-{
-    char text[MM_LOCATION_TEXT];
-
-    return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
-}
-
 PyDoc_STRVAR(device_reduce_doc,
              "__reduce__($self, /)\n--\n\nPickling and copying return the interned object.");
 
@@ -354,7 +346,7 @@ static PyType_Slot device_slots[] = {
     {Py_tp_new, device_new},
     {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, mm_dealloc_value},
-    {Py_tp_repr, device_repr},
+    {Py_tp_repr, mm_location_repr},
     {Py_tp_methods, device_methods},
     {Py_tp_getset, device_getset},
     {Py_tp_members, mm_location_members},

@@ -92,14 +92,6 @@ host_numa_current(PyObject *type, PyObject *Py_UNUSED(none))
     return Py_NewRef(mm_type_state((PyTypeObject *)type)->current_numa_host);
 }
 
-static PyObject *
-host_repr(PyObject *op)
-{
-    char text[MM_LOCATION_TEXT];
-
-    return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
-}
-
 PyDoc_STRVAR(host_reduce_doc,
              "__reduce__($self, /)\n--\n\nPickling and copying return the interned object.");
 
@@ -154,7 +146,7 @@ static PyType_Slot host_slots[] = {
     {Py_tp_new, host_new},
     {Py_tp_traverse, mm_traverse_type},
     {Py_tp_dealloc, mm_dealloc_value},
-    {Py_tp_repr, host_repr},
+    {Py_tp_repr, mm_location_repr},
     {Py_tp_methods, host_methods},
     {Py_tp_getset, host_getset},
     {Py_tp_members, mm_location_members},

@@ -40,6 +40,14 @@ intern_location(PyObject *table, PyTypeObject *type, CUmemLocation location)
 }
 
 PyObject *
+mm_location_repr(PyObject *op)
+{
+    char text[MM_LOCATION_TEXT];
+
+    return PyUnicode_FromString(mm_location_text(mm_location_of(op), text));
+}
+
+PyObject *
 mm_location_object_new(mm_state *state, CUmemLocation location)
 {
     assert(!PyErr_Occurred());

@@ -35,7 +35,8 @@ int mm_device_location(mm_state *state, long long ordinal, CUmemLocation *out);
 /* The location of the calling thread's current device. */
 int mm_current_device_location(mm_state *state, CUmemLocation *out);
 
-/* For both types. */
+/* Slots of both types. */
+PyObject *mm_location_repr(PyObject *op);
 extern PyMemberDef mm_location_members[];
 
 #endif
