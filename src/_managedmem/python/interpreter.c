@@ -219,7 +219,7 @@ static PyMethodDef end_method = {"_end_interpreter", end_interpreter, METH_NOARG
 int
 mm_interpreter_init(PyObject *module, mm_state *state)
 {
-    PyObject *atexit, *callback, *answer = NULL;
+    PyObject *callback, *answer = NULL;
 
     assert(state->interpreter == NULL);
     state->interpreter = calloc(1, sizeof *state->interpreter);
@@ -232,13 +232,11 @@ mm_interpreter_init(PyObject *module, mm_state *state)
     if (PyInterpreterState_GetID(state->interpreter->state) != 0) {
         atomic_store(&in_subinterpreters, true);
     }
-    atexit = PyImport_ImportModule("atexit");
-    callback = atexit ? PyCFunction_NewEx(&end_method, module, NULL) : NULL;
+    callback = PyCFunction_NewEx(&end_method, module, NULL);
     if (callback != NULL) {
-        answer = PyObject_CallMethod(atexit, "register", "O", callback);
+        answer = mm_call_python("atexit", "register", "(O)", callback);
+        Py_DECREF(callback);
     }
-    Py_XDECREF(callback);
-    Py_XDECREF(atexit);
     Py_XDECREF(answer);
     return answer ? 0 : -1;
 }

@@ -308,33 +308,19 @@ explain_location_list(const mm_targets *t, PyObject *value)
     }
 }
 
-/* The first items of an iterable, at most that many. */
-static PyObject *
-tuple_of_first(PyObject *value, size_t most)
-{
-    PyObject *iterator = PyObject_GetIter(value), *list = iterator ? PyList_New(0) : NULL;
-    PyObject *item, *tuple = NULL;
-    int rc = list ? 0 : -1;
-
-    while (rc == 0 && (size_t)PyList_Size(list) < most && (item = PyIter_Next(iterator)) != NULL) {
-        rc = mm_append_item(list, item);
-    }
-    if (rc == 0 && !PyErr_Occurred()) {
-        tuple = PyList_AsTuple(list);
-    }
-    Py_XDECREF(iterator);
-    Py_XDECREF(list);
-    return tuple;
-}
-
 /* Takes at most one location more than there are targets from a generator, which may have no end. */
 static PyObject *
 tuple_of_locations(PyObject *value, size_t most)
 {
+    PyObject *first, *tuple;
+
     if (PyList_Check(value) || PyTuple_Check(value)) {
         return PySequence_Tuple(value);
     }
-    return tuple_of_first(value, most + 1);
+    first = mm_call_python("itertools", "islice", "(On)", value, (Py_ssize_t)most + 1);
+    tuple = first ? PySequence_Tuple(first) : NULL;
+    Py_XDECREF(first);
+    return tuple;
 }
 
 static int
