@@ -71,12 +71,6 @@ deferral(const mm_plan_preview *p)
                                                                             : "the host");
 }
 
-static PyObject *
-flag(bool is_set)
-{
-    return is_set ? Py_True : Py_False;
-}
-
 PyObject *
 mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options,
                     const mm_plan_entry *entries, size_t count)
@@ -88,11 +82,10 @@ mm_plan_explanation(const mm_plan_preview *p, const mm_dispatch_options *options
     PyObject *text = NULL;
 
     if (deferred != NULL) {
-        text = mm_call_python("managedmem._plan_text", "explanation", "(OOOOOOOO)",
-                               flag(p->op == MM_DISCARD_PREFETCH), listed, ranges, edges, deferred,
-                               flag(options->dispatch == MM_DISPATCH_BATCH),
-                               flag(options->defer == MM_DEFER_YES),
-                               flag(mm_is_legacy_stream(options->stream)));
+        text = mm_call_python(
+            "managedmem._plan_text", "explanation", "(iOOOOiii)", p->op == MM_DISCARD_PREFETCH,
+            listed, ranges, edges, deferred, options->dispatch == MM_DISPATCH_BATCH,
+            options->defer == MM_DEFER_YES, mm_is_legacy_stream(options->stream));
     }
     Py_XDECREF(deferred);
     Py_XDECREF(edges);

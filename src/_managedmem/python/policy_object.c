@@ -82,19 +82,13 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     mm_policy policy = {0};
     PyObject *argv[ARGC];
 
-    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0) {
-        return NULL;
-    }
-    if (argv[READ_MOSTLY] != NULL
-        && mm_read_flag(state, argv[READ_MOSTLY], "read_mostly", &policy.read_mostly) < 0) {
-        return NULL;
-    }
-    if (argv[PREFERRED_LOCATION] != NULL && argv[PREFERRED_LOCATION] != Py_None
-        && mm_read_location(state, argv[PREFERRED_LOCATION], &policy.preferred) < 0) {
-        return NULL;
-    }
-    if (argv[ACCESSED_BY] != NULL
-        && mm_read_members(state, argv[ACCESSED_BY], true, &policy.accessed_by) < 0) {
+    if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
+        || (argv[READ_MOSTLY] != NULL
+            && mm_read_flag(state, argv[READ_MOSTLY], "read_mostly", &policy.read_mostly) < 0)
+        || (argv[PREFERRED_LOCATION] != NULL && argv[PREFERRED_LOCATION] != Py_None
+            && mm_read_location(state, argv[PREFERRED_LOCATION], &policy.preferred) < 0)
+        || (argv[ACCESSED_BY] != NULL
+            && mm_read_members(state, argv[ACCESSED_BY], true, &policy.accessed_by) < 0)) {
         return NULL;
     }
     return new_policy(type, &policy);
