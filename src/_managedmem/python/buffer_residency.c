@@ -85,7 +85,6 @@ range_records(const mm_places *places, const mm_batch *ranges)
     return all;
 }
 
-/* A Residency, by a function of managedmem._residency. */
 static PyObject *
 make_residency(mm_state *state, const mm_places *places, const mm_batch *ranges)
 {

@@ -225,7 +225,6 @@ mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
 
 /* --- items ------------------------------------------------------------------------------ */
 
-/* The view of one item of the first axis. */
 static PyObject *
 view_of_item(mm_buffer *b, Py_ssize_t i)
 {
@@ -377,7 +376,6 @@ mm_buffer_refuse_number(PyObject *op)
         op);
 }
 
-/* A tuple with one number for each axis. */
 static PyObject *
 axes_tuple(const mm_buffer *b, const Py_ssize_t *numbers)
 {

@@ -65,7 +65,6 @@ is_class_named(PyObject *type, const char *name)
     return answer;
 }
 
-/* True if one of the classes is that class. */
 static bool
 has_class(mm_state *state, PyObject *classes, mm_foreign_class class)
 {

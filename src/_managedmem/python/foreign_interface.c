@@ -136,7 +136,6 @@ check_form(const interface *shown)
     return 0;
 }
 
-/* Reads the layout into the caller's arrays. */
 static int
 read_form(const interface *shown, Py_ssize_t *shape, Py_ssize_t *strides, mm_array_layout *layout,
           bool *swapped)
@@ -162,7 +161,6 @@ read_form(const interface *shown, Py_ssize_t *shape, Py_ssize_t *strides, mm_arr
     return 0;
 }
 
-/* Reads data, a tuple (address, read-only). */
 static int
 read_data_tuple(const interface *shown, const mm_array_layout *layout, mm_foreign *out)
 {

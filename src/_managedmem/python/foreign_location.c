@@ -26,7 +26,6 @@ read_int(PyObject *value, const char *attribute, long long *out)
     return found;
 }
 
-/* Reads a device from the attribute with its ordinal. */
 static int
 read_ordinal(mm_state *state, PyObject *value, const char *attribute, CUmemLocation *out)
 {

@@ -181,7 +181,6 @@ read_core_buffer(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
     return found;
 }
 
-/* Reads an attribute that is an int. */
 static int
 read_int_of(PyObject *object, const char *name, long long *out)
 {
@@ -345,7 +344,6 @@ static const kind_of_object kinds[] = {
     {{.package = NULL}, NULL},
 };
 
-/* Kinds that show memory of the host. */
 static const kind_of_object host_kinds[] = {
     {{.package = NULL}, read_exported},
     {{.package = NULL}, mm_read_host_interface},

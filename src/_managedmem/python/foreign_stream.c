@@ -55,7 +55,6 @@ read_handle(mm_state *state, PyObject *Py_UNUSED(value), PyObject *handle, CUstr
     return read_stored_handle(state, handle, "a stream handle", out);
 }
 
-/* Reads (0, handle): the version of the protocol and the address. */
 static int
 read_protocol_answer(mm_state *state, PyObject *value, PyObject *answer, CUstream *out)
 {

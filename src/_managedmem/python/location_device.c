@@ -167,7 +167,6 @@ device_get_id(PyObject *op, void *Py_UNUSED(closure))
     return PyLong_FromLong(ordinal_of(op));
 }
 
-/* Raises the failure of a query. */
 static int
 check_query(mm_state *state, const char *function, CUresult code)
 {

@@ -390,7 +390,6 @@ add_and_remove(const mm_set_kind *kind, PyObject *owner, mm_location_set added,
     return now == wanted ? 0 : kind->change(owner, now, wanted);
 }
 
-/* Changes the set by an operand that has been read. */
 static int
 apply_operand(const set_object *s, set_operation operation, mm_location_set operand)
 {

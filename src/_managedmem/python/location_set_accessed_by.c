@@ -67,7 +67,6 @@ change_entered(mm_driver *cu, mm_range range, const void *arguments, mm_status *
     return mm_range_change_accessed_by(cu, range, sets->from, sets->to, st);
 }
 
-/* Advises once for each member in which the sets differ. */
 static int
 change_accessed_by(PyObject *owner, mm_location_set from, mm_location_set to)
 {

@@ -279,7 +279,6 @@ mm_plan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
-/* A plan of one or several targets with one location. */
 static PyObject *
 plan_of_targets(PyTypeObject *type, PyObject *targets, CUmemLocation location)
 {

@@ -117,7 +117,6 @@ plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_u
 enum { STREAM, DISPATCH, DEFER, DISCARD, EXPLAIN_ARGC };
 enum { UNSUPPORTED = DISCARD, DISCARD_ARGC = DISCARD, EXECUTE_ARGC = EXPLAIN_ARGC };
 
-/* Reads these parameters and enters the stream. */
 static int
 plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
                   mm_dispatch_options *options)

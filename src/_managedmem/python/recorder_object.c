@@ -126,7 +126,6 @@ start_recording(mm_driver *cu, const mm_recording_options *options, bool wait,
     return recording;
 }
 
-/* Reads the flag `wait`, the only argument of start() and stop(). */
 static int
 read_wait(mm_state *state, mm_signature *signature, PyObject *const *args, Py_ssize_t nargs,
           PyObject *kwnames, bool *wait)
