@@ -4,7 +4,7 @@ import math
 from importlib import import_module
 from typing import Any
 
-from managedmem._managedmem import DType
+from managedmem._managedmem import DType, ManagedBuffer
 
 
 def is_narrow(dtype: str) -> bool:
@@ -25,6 +25,13 @@ def numpy_type(name: str) -> Any:
             f'use the bits, as in buf.view("{bits}").numpy()',
             name="ml_dtypes",
         ) from None
+
+
+def array_of_bits(buffer: ManagedBuffer, bits: str, kind: Any, dtype: Any, copy: Any) -> Any:
+    """The array of a buffer whose elements NumPy lacks, read as bits of its own type."""
+    numpy = import_module("numpy")
+    plain = numpy.array(memoryview(buffer.view(bits, buffer.shape)), copy=None)
+    return numpy.array(plain.view(kind), dtype=dtype, copy=copy)
 
 
 def pack(value: Any, dtype: DType) -> bytes:

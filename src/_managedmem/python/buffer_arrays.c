@@ -150,36 +150,13 @@ array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
     return array;
 }
 
-/* The array with elements of a type, unless that is NULL. Takes over the array. */
-static PyObject *
-with_type(PyObject *array, PyObject *type)
-{
-    PyObject *viewed;
-
-    if (array == NULL || type == NULL) {
-        return array;
-    }
-    viewed = PyObject_CallMethod(array, "view", "O", type);
-    Py_DECREF(array);
-    return viewed;
-}
-
 /* The array of a buffer; type is that of find_numpy_type(), as which its bits are read. */
 static PyObject *
 array_of_buffer(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *dtype, PyObject *copy)
 {
-    PyObject *bits, *array, *made;
-
-    if (type == NULL) {
-        return array_of_view((PyObject *)b, numpy, dtype, copy);
-    }
-    bits = PyObject_CallMethod((PyObject *)b, "view", "sN", mm_dtype_bits(b->dtype),
-                               mm_buffer_get_shape((PyObject *)b, NULL));
-    array = with_type(bits ? array_of_view(bits, numpy, Py_None, Py_None) : NULL, type);
-    made = array ? numpy_array(numpy, array, dtype, copy) : NULL;
-    Py_XDECREF(bits);
-    Py_XDECREF(array);
-    return made;
+    return type == NULL ? array_of_view((PyObject *)b, numpy, dtype, copy)
+                        : mm_call_python("managedmem._narrow_floats", "array_of_bits", "(OsOOO)",
+                                         b, mm_dtype_bits(b->dtype), type, dtype, copy);
 }
 
 const char mm_buffer_array_doc[] =
@@ -219,7 +196,7 @@ static PyObject *
 make_array(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *stream_object, bool copy)
 {
     mm_stream_use stream;
-    PyObject *result, *array;
+    PyObject *result, *array, *viewed;
     mm_operation op;
 
     if (mm_stream_read(b->state, stream_object, &stream) < 0 || find_read_operation(b, &op) < 0) {
@@ -233,7 +210,12 @@ make_array(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *stream_objec
     result = copy_result(b, &stream);
     array = result ? array_of_view(result, numpy, Py_None, Py_False) : NULL;
     Py_XDECREF(result);
-    return with_type(array, type);
+    if (array == NULL || type == NULL) {
+        return array;
+    }
+    viewed = PyObject_CallMethod(array, "view", "O", type);
+    Py_DECREF(array);
+    return viewed;
 }
 
 const char mm_numpy_doc[] =
@@ -388,7 +370,7 @@ mm_buffer_torch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject 
         return NULL;
     }
     return mm_call_python("managedmem._arrays", "to_torch", "(OOO)", op,
-                           argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
+                          argv[0] ? argv[0] : Py_None, argv[1] ? argv[1] : Py_None);
 }
 
 const char mm_cupy_doc[] =
@@ -418,5 +400,5 @@ mm_buffer_cupy(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
         return NULL;
     }
     return mm_call_python("managedmem._arrays", "to_cupy", "(OO)", op,
-                           argv[0] ? argv[0] : Py_None);
+                          argv[0] ? argv[0] : Py_None);
 }
