@@ -2,6 +2,7 @@
 #include "status.h"
 
 #include <assert.h>
+#include <cuda.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@ mm_fail(mm_status *st, mm_kind kind, const char *format, ...)
 
     assert(kind != MM_OK && kind != MM_DRIVER_CALL);
     st->kind = kind;
-    st->code = 0;
+    st->code = kind == MM_CAPTURING ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : 0;
     st->function = NULL;
     va_start(args, format);
     (void)vsnprintf(st->detail, sizeof st->detail, format, args);

@@ -165,13 +165,11 @@ mm_pool_refuse_capture(mm_driver *cu, mm_device_stream stream, mm_status *st)
         return -1;
     }
     if (capturing) {
-        (void)mm_fail(
+        return mm_fail(
             st, MM_CAPTURING,
             "a pool cannot allocate or free on a stream that captures a CUDA graph, "
             "because the memory would belong to the graph: do it before the capture begins, "
             "or on another stream");
-        st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        return -1;
     }
     return 0;
 }

@@ -243,13 +243,11 @@ mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *op, mm_stat
         return -1;
     }
     if (capturing) {
-        (void)mm_fail(st, MM_CAPTURING,
-                      "%s cannot be recorded in a CUDA graph, and the call would have destroyed "
-                      "the capture on this stream: issue it before the capture begins, or on "
-                      "another stream",
-                      op);
-        st->code = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        return -1;
+        return mm_fail(st, MM_CAPTURING,
+                       "%s cannot be recorded in a CUDA graph, and the call would have destroyed "
+                       "the capture on this stream: issue it before the capture begins, or on "
+                       "another stream",
+                       op);
     }
     return 0;
 }
