@@ -43,17 +43,21 @@ void mm_scope_leave(mm_scope *s);
 bool mm_in_scope(void);
 #endif
 
-/* Enters a scope by `enter`, stores the result of one driver call in `code`, and leaves. Makes the
- * enclosing function return -1 if the scope cannot be entered. */
-#define MM_CALL_IN(code, enter, device, cu, name, st, ...)   \
+/* Enters a scope by `enter`, stores the value of a call in `value`, and leaves. Makes the enclosing
+ * function return -1 if the scope cannot be entered. */
+#define MM_RUN_IN(value, enter, device, cu, st, call)        \
     do {                                                     \
         mm_scope mm_scope_;                                  \
         if ((enter)(&mm_scope_, (cu), (device), (st)) < 0) { \
             return -1;                                       \
         }                                                    \
-        (code) = (cu)->name(__VA_ARGS__);                    \
+        (value) = (call);                                    \
         mm_scope_leave(&mm_scope_);                          \
     } while (0)
+
+/* MM_RUN_IN for one driver call. */
+#define MM_CALL_IN(code, enter, device, cu, name, st, ...) \
+    MM_RUN_IN(code, enter, device, cu, st, (cu)->name(__VA_ARGS__))
 
 /* MM_TRY in a scope. */
 #define MM_TRY_IN(enter, device, cu, name, st, ...)                       \

@@ -318,15 +318,12 @@ static int
 fill_preview(mm_driver *cu, const mm_dispatch_options *options, mm_plan_preview *preview,
              mm_status *st)
 {
-    mm_scope scope;
-
-    if (mm_dispatch_check(cu, preview->op, options, st) < 0
-        || mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+    if (mm_dispatch_check(cu, preview->op, options, st) < 0) {
         return -1;
     }
-    preview->batched = mm_dispatch_decide(cu, preview->op, preview->transfers, options->dispatch,
-                                          preview->work.routes);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(preview->batched, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, st,
+              mm_dispatch_decide(cu, preview->op, preview->transfers, options->dispatch,
+                                 preview->work.routes));
     preview->deferred = mm_dispatch_defers(preview->transfers, options->defer,
                                            &preview->deferred_bytes, &preview->deferred_to)
                         && preview->transfers->count > 0;

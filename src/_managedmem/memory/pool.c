@@ -146,13 +146,10 @@ mm_block_stream(mm_driver *cu, const mm_block_order *order)
 static int
 is_order_capturing(mm_driver *cu, mm_device_stream stream, bool *capturing, mm_status *st)
 {
-    mm_scope scope;
-    int rc = mm_scope_enter_default(&scope, cu, stream.device, st);
+    int rc;
 
-    if (rc == 0) {
-        rc = mm_stream_is_capturing(cu, stream.handle, capturing, st);
-        mm_scope_leave(&scope);
-    }
+    MM_RUN_IN(rc, mm_scope_enter_default, stream.device, cu, st,
+              mm_stream_is_capturing(cu, stream.handle, capturing, st));
     return rc;
 }
 
@@ -404,11 +401,8 @@ int
 mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute, uint64_t *value,
                       mm_status *st)
 {
-    cuuint64_t number = 0;
-
     MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolGetAttribute, st,
-              pool->driver_pool.handle, attribute, &number);
-    *value = number;
+              pool->driver_pool.handle, attribute, value);
     return 0;
 }
 
@@ -416,10 +410,8 @@ int
 mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute, uint64_t value,
                       mm_status *st)
 {
-    cuuint64_t number = value;
-
     MM_TRY_IN(mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolSetAttribute, st,
-              pool->driver_pool.handle, attribute, &number);
+              pool->driver_pool.handle, attribute, &value);
     return 0;
 }
 

@@ -151,8 +151,10 @@ mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream, CU
     (void)pthread_mutex_unlock(&frees->lock);
 }
 
-bool
-mm_pending_frees_done(mm_driver *cu, mm_pending_frees *frees)
+/* Destroys the events that were reached. True if every free has run, or the driver is shut down. In a
+ * relaxed scope. */
+static bool
+have_run(mm_driver *cu, mm_pending_frees *frees)
 {
     bool done;
 
@@ -203,7 +205,7 @@ static CUresult
 destroy_if_done(mm_driver *cu, mm_retired_pool *pool, bool *destroyed, const char **function)
 {
     CUresult code = CUDA_SUCCESS;
-    bool left = !mm_pending_frees_done(cu, &pool->frees);
+    bool left = !have_run(cu, &pool->frees);
 
     if (left && pool->frees.events == NULL) {
         code = find_memory_left(cu, pool->handle, &left, function);

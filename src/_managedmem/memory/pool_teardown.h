@@ -32,10 +32,6 @@ void mm_pending_frees_init(mm_pending_frees *frees);
 void mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream,
                           CUresult result);
 
-/* Destroys the events that were reached. True if every free has run, or the driver is shut
- * down. The caller is in a relaxed scope. */
-bool mm_pending_frees_done(mm_driver *cu, mm_pending_frees *frees);
-
 /* Frees the entries, not their events: calls no driver. */
 void mm_pending_frees_clear(mm_pending_frees *frees);
 

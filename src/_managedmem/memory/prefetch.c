@@ -88,14 +88,10 @@ static int
 prefetch_range(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                mm_defer defer, mm_status *st)
 {
-    mm_scope scope;
     int rc;
 
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    rc = prefetch_in_scope(cu, range, location, stream, defer, st);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(rc, mm_scope_enter, MM_ANY_DEVICE, cu, st,
+              prefetch_in_scope(cu, range, location, stream, defer, st));
     return rc;
 }
 

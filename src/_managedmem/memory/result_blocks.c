@@ -206,17 +206,14 @@ return_bytes(size_t size)
 static int
 lock_pages(mm_driver *cu, size_t size, void **bytes, mm_status *st)
 {
-    mm_scope scope;
-    CUresult code;
     int device;
 
-    if (mm_current_device(cu, &device, st) < 0
-        || mm_scope_enter_relaxed(&scope, cu, device, st) < 0) {
+    if (mm_current_device(cu, &device, st) < 0) {
         return -1;
     }
-    code = cu->MemHostAlloc(bytes, size, CU_MEMHOSTALLOC_PORTABLE);
-    mm_scope_leave(&scope);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuMemHostAlloc", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, device, cu, MemHostAlloc, st, bytes, size,
+              CU_MEMHOSTALLOC_PORTABLE);
+    return 0;
 }
 
 /* Gives a new block page-locked memory and lists it as in use. */

@@ -106,7 +106,6 @@ static bool
 attempt_stream(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions *conditions)
 {
     mm_stream *stream = (mm_stream *)entry;
-
     CUresult code;
 
     (void)conditions;
@@ -276,18 +275,13 @@ mm_event_destroy(mm_driver *cu, CUevent event)
     }
 }
 
-/* Queries in the context of the stream, which a default stream needs. */
-static int
-refuse_capture_of_follow(mm_driver *cu, mm_device_stream stream, mm_status *st)
+int
+mm_stream_refuse_capture_in(mm_driver *cu, mm_device_stream stream, const char *op, mm_status *st)
 {
-    mm_scope scope;
-    int rc = mm_scope_enter_stream(&scope, cu, stream, st);
+    int rc;
 
-    if (rc == 0) {
-        rc = mm_stream_refuse_capture(cu, stream.handle,
-                                      "a wait for the stream of an array's producer", st);
-        mm_scope_leave(&scope);
-    }
+    MM_RUN_IN(rc, mm_scope_enter_stream, stream, cu, st,
+              mm_stream_refuse_capture(cu, stream.handle, op, st));
     return rc;
 }
 
@@ -338,14 +332,15 @@ is_same_stream(mm_device_stream a, mm_device_stream b)
 int
 mm_stream_follow(mm_driver *cu, mm_device_stream stream, mm_device_stream producer, mm_status *st)
 {
+    static const char op[] = "a wait for the stream of an array's producer";
     CUevent event;
     int rc;
 
     if (is_same_stream(stream, producer)) {
         return 0;
     }
-    if (refuse_capture_of_follow(cu, producer, st) < 0
-        || refuse_capture_of_follow(cu, stream, st) < 0) {
+    if (mm_stream_refuse_capture_in(cu, producer, op, st) < 0
+        || mm_stream_refuse_capture_in(cu, stream, op, st) < 0) {
         return -1;
     }
     event = record_event(cu, producer, st);

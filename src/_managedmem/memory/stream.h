@@ -71,6 +71,10 @@ MM_NODISCARD int mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_sta
 MM_NODISCARD int mm_stream_refuse_capture(mm_driver *cu, CUstream stream, const char *op,
                                           mm_status *st);
 
+/* mm_stream_refuse_capture in the context of the stream, which a default stream needs. */
+MM_NODISCARD int mm_stream_refuse_capture_in(mm_driver *cu, mm_device_stream stream,
+                                             const char *op, mm_status *st);
+
 /* Makes later work on `stream` wait for the present work of `producer` (cuStreamWaitEvent).
  * Fails if either captures a graph. Does nothing if both are one stream. */
 MM_NODISCARD int mm_stream_follow(mm_driver *cu, mm_device_stream stream,

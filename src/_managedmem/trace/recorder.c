@@ -576,19 +576,15 @@ find_foreign_memory(mm_recording *r, mm_attribution *sums, size_t count, mm_stat
 {
     allocation_search search = {.cu = r->cu};
     mm_status failure = {.kind = MM_OK};
-    mm_scope scope;
     int rc;
 
     search.st = &failure;
     if (count == 0) {
         return 0;
     }
-    if (mm_scope_enter_relaxed(&scope, r->cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    rc =
-        mm_attribution_find_foreign(sums, r->recorded.events, count, find_allocation, &search, st);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(rc, mm_scope_enter_relaxed, MM_ANY_DEVICE, r->cu, st,
+              mm_attribution_find_foreign(sums, r->recorded.events, count, find_allocation,
+                                          &search, st));
     if (rc == 0 && search.failed) {
         *st = failure;
         rc = -1;

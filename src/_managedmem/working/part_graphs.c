@@ -293,7 +293,6 @@ static int
 reserve_ring(mm_frames *f, mm_status *st)
 {
     const size_t start = f->placement.room / 2 / MM_PART_ALIGNMENT * MM_PART_ALIGNMENT;
-    mm_scope scope;
     int rc;
 
     for (uint32_t i = 0; i < f->count; i++) {
@@ -302,11 +301,8 @@ reserve_ring(mm_frames *f, mm_status *st)
             return mm_fail(st, MM_REFUSED, "the room of graphs is in use");
         }
     }
-    if (mm_scope_enter_relaxed(&scope, f->cu, f->device, st) < 0) {
-        return -1;
-    }
-    rc = mm_frames_clear(f, start, f->placement.room - start, st);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(rc, mm_scope_enter_relaxed, f->device, f->cu, st,
+              mm_frames_clear(f, start, f->placement.room - start, st));
     if (rc < 0) {
         mm_frames_recover(f, st);
         return -1;

@@ -84,7 +84,6 @@ static int
 synchronize(mm_frames *f, mm_status *st)
 {
     bool capturing = false;
-    CUresult code;
 
     if (mm_streams_are_capturing(f->cu, &capturing, st) < 0) {
         return -1;
@@ -93,8 +92,8 @@ synchronize(mm_frames *f, mm_status *st)
         return mm_fail(st, MM_REFUSED,
                        "the device cannot be waited for while a stream captures a graph");
     }
-    MM_CALL_IN(code, mm_scope_enter_relaxed, f->device, f->cu, CtxSynchronize, st);
-    return code == CUDA_SUCCESS ? 0 : mm_fail_call(st, "cuCtxSynchronize", (int)code);
+    MM_TRY_IN(mm_scope_enter_relaxed, f->device, f->cu, CtxSynchronize, st);
+    return 0;
 }
 
 /* In place of an order between streams that the driver refused. */
@@ -374,20 +373,6 @@ prune_ends(mm_frames *f, uint32_t number)
     mm_frames_unlock(f);
 }
 
-/* The end of a use in a graph would be no end for others. Another failure is met again later. */
-static int
-refuse_capture(mm_frames *f, mm_device_stream stream, mm_status *st)
-{
-    mm_scope scope;
-    int rc = mm_scope_enter_stream(&scope, f->cu, stream, st);
-
-    if (rc == 0) {
-        rc = mm_stream_refuse_capture(f->cu, stream.handle, "the end of a use", st);
-        mm_scope_leave(&scope);
-    }
-    return rc < 0 && st->kind == MM_CAPTURING ? -1 : 0;
-}
-
 static int
 release_entered(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_device_stream stream,
                 mm_status *st)
@@ -395,7 +380,9 @@ release_entered(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_de
     mm_release_list *ended;
     int rc;
 
-    if (refuse_capture(f, stream, st) < 0) {
+    /* The end of a use in a graph would be no end for others. Another failure is met again later. */
+    if (mm_stream_refuse_capture_in(f->cu, stream, "the end of a use", st) < 0
+        && st->kind == MM_CAPTURING) {
         return -1;
     }
     ended = mm_release_record(f->cu, stream, &f->lock, &f->pool, st);
@@ -476,11 +463,11 @@ mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream, mm_status *st)
     return rc;
 }
 
-/* The event stands behind all copies home that were queued before. In a scope. */
+/* The event stands behind all copies home that were queued before. */
 static int
 mark_copies_home(mm_frames *f, mm_status *st)
 {
-    MM_TRY(f->cu, EventRecord, st, f->all_sent, f->outward);
+    MM_TRY_IN(mm_scope_enter_relaxed, f->device, f->cu, EventRecord, st, f->all_sent, f->outward);
     return 0;
 }
 
@@ -490,15 +477,10 @@ static int
 settle_entered(mm_frames *f, const mm_device_stream *stream, mm_status *st)
 {
     const bool host_waits = stream == NULL || f->host_waits;
-    mm_scope scope;
     int rc;
 
     mm_frames_lock(f);
-    rc = mm_scope_enter_relaxed(&scope, f->cu, f->device, st);
-    if (rc == 0) {
-        rc = mark_copies_home(f, st);
-        mm_scope_leave(&scope);
-    }
+    rc = mark_copies_home(f, st);
     if (rc == 0 && !host_waits) {
         rc = follow_copy(f, f->all_sent, *stream, st);
     }

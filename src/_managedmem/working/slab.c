@@ -183,17 +183,12 @@ lock_or_undo(mm_driver *cu, mm_slab *slab)
 int
 mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
     if (slab->locked) {
         return 0;
     }
-    if (mm_scope_enter_relaxed(&scope, cu, slab->device, st) < 0) {
-        return -1;
-    }
-    code = lock_or_undo(cu, slab);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(code, mm_scope_enter_relaxed, slab->device, cu, st, lock_or_undo(cu, slab));
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemHostRegister", (int)code);
         mm_status_add(
