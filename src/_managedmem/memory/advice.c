@@ -33,17 +33,30 @@ query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attri
     return 0;
 }
 
-/* Queries a location with one call for its two attributes, type and id, and again if the record
- * changed between them. */
+_Static_assert(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
+                       == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE + 1
+                   && CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID
+                          == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE + 1,
+               "the id of a location follows its type");
+
+CUresult
+mm_range_query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, int answers[2])
+{
+    CUmem_range_attribute attributes[] = {type, (CUmem_range_attribute)(type + 1)};
+    void *out[] = {&answers[0], &answers[1]};
+    size_t sizes[] = {sizeof *answers, sizeof *answers};
+
+    assert(mm_in_scope());
+    return cu->MemRangeGetAttributes(out, sizes, attributes, 2, range.start, range.size);
+}
+
+/* Queries again if the record changed between type and id. */
 static int
-query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_range_attribute id,
-               CUmemLocation *location, mm_status *st)
+query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmemLocation *location,
+               mm_status *st)
 {
     enum { MOST_QUERIES = 8 };
-    CUmem_range_attribute attributes[] = {type, id};
     int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
-    void *out[] = {&answers[0], &answers[1]};
-    size_t sizes[] = {sizeof answers[0], sizeof answers[1]};
     CUresult code;
     int queries = 0;
 
@@ -52,8 +65,8 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmem_
         return 0;
     }
     do {
-        MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttributes, st, out, sizes,
-                   attributes, 2, range.start, range.size);
+        MM_RUN_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, st,
+                  mm_range_query_location(cu, range, type, answers));
         if (code != CUDA_SUCCESS) {
             (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
             return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
@@ -80,15 +93,14 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
 int
 mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
 {
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, location, st);
+    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, location, st);
 }
 
 int
 mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
 {
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-                          CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, location, st);
+    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, location,
+                          st);
 }
 
 /* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
@@ -161,15 +173,12 @@ query_members(mm_driver *cu, mm_range range, mm_location_set *members)
 static bool
 prefers_node(mm_driver *cu, mm_range range, CUmemLocation location)
 {
-    CUmem_range_attribute attributes[] = {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID};
-    int type = 0, id = 0;
-    void *out[] = {&type, &id};
-    size_t sizes[] = {sizeof type, sizeof id};
+    int answers[2] = {0};
 
-    return cu->MemRangeGetAttributes(out, sizes, attributes, 2, range.start, range.size)
+    return mm_range_query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
+                                   answers)
                != CUDA_SUCCESS
-           || (type == (int)location.type && id == location.id);
+           || (answers[0] == (int)location.type && answers[1] == location.id);
 }
 
 /* A device is queried as one number; that number does not distinguish the kinds of host. */
@@ -277,6 +286,18 @@ readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
             n % 2 == 0 ? range.start : first_not_recorded(cu, range, advice, location);
         code = cu->MemAdvise(from, (size_t)(end - from), advice, location);
     }
+}
+
+/* In the caller's scope. */
+static CUresult
+advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
+{
+    CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
+
+    if (code == CUDA_SUCCESS) {
+        readvise_until_recorded(cu, range, advice, location);
+    }
+    return code;
 }
 
 /* The driver always records advice for the first page. */
@@ -402,10 +423,7 @@ restore_in_scope(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocati
         return;
     }
     if (before->whole) {
-        CUmem_advise set = setting_advice(advice);
-        if (cu->MemAdvise(range.start, range.size, set, before->location) == CUDA_SUCCESS) {
-            readvise_until_recorded(cu, range, set, before->location);
-        }
+        MM_IGNORE(advise_until_recorded(cu, range, setting_advice(advice), before->location));
         return;
     }
     if (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT
@@ -449,17 +467,10 @@ int
 mm_range_advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice,
                                CUmemLocation location, mm_status *st)
 {
-    mm_scope scope;
     CUresult code;
 
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    code = cu->MemAdvise(range.start, range.size, advice, location);
-    if (code == CUDA_SUCCESS) {
-        readvise_until_recorded(cu, range, advice, location);
-    }
-    mm_scope_leave(&scope);
+    MM_RUN_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, st,
+              advise_until_recorded(cu, range, advice, location));
     return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
 }
 
@@ -476,9 +487,8 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     if (!known && mm_advice_query(cu, range, advice, location, &before, st) < 0) {
         return -1;
     }
-    code = cu->MemAdvise(range.start, range.size, advice, location);
+    code = advise_until_recorded(cu, range, advice, location);
     if (code == CUDA_SUCCESS) {
-        readvise_until_recorded(cu, range, advice, location);
         return 0;
     }
     restore_in_scope(cu, range, advice, location, &before, MM_FAILED);
@@ -560,17 +570,13 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
 {
     uint64_t begun = mm_call_begin();
     mm_location_set done;
-    mm_scope scope;
     int rc;
 
     if (range.size == 0) {
         return 0;
     }
-    if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    rc = switch_members(cu, range, members, on, &done, st);
-    mm_scope_leave(&scope);
+    MM_RUN_IN(rc, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, st,
+              switch_members(cu, range, members, on, &done, st));
     if (begun != 0 && rc == 0) {
         mm_record_members(range, members, on, begun);
     }

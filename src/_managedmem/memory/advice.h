@@ -28,6 +28,11 @@ MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLoca
 MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
                                       mm_status *st);
 
+/* One query of a location in the caller's scope, by the attribute of its type: answers[0] is the
+ * type, answers[1] the id. */
+CUresult mm_range_query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type,
+                                 int answers[2]);
+
 /* For callers that query the attribute themselves: the capacity of the driver's list, and the set
  * of its members. */
 size_t mm_accessed_by_capacity(const mm_driver *cu);

@@ -5,14 +5,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "advice.h"
 #include "growth.h"
-
-/* The evidence for neighbouring pages, by source. */
-typedef struct {
-    bool mapped; /* by the page map */
-    uint8_t hint; /* of their last prefetch, or 0 */
-    bool to_device; /* its destination is a device */
-} page_evidence;
 
 /* A run that is being made, with addresses. */
 typedef struct {
@@ -32,21 +26,6 @@ span_of(mm_range range)
 }
 
 /* --- runs ------------------------------------------------------------------------------- */
-
-/* Combines the page map and a prefetch. A copy on the host is certain. A prefetch says only where
- * pages were sent, so it never makes "on a device" of "not on the host". */
-static mm_place_run
-combine(const page_evidence *evidence)
-{
-    if (evidence->mapped) {
-        return (mm_place_run){.place = MM_PLACE_HOST, .evidence = MM_BY_PAGE_MAP};
-    }
-    return (mm_place_run){
-        .place = MM_PLACE_NOT_HOST,
-        .evidence = evidence->to_device ? MM_BY_PAGE_MAP_AND_PREFETCH : MM_BY_PAGE_MAP,
-        .hint = evidence->hint,
-    };
-}
 
 static bool
 continues(const mm_place_run *last, const mm_place_run *run)
@@ -83,13 +62,6 @@ append_places(const place_reader *reader, mm_span pages, mm_place_run run, mm_st
     return append_run(reader->out, &run, st);
 }
 
-static int
-append_pages(const place_reader *reader, mm_span pages, const page_evidence *evidence,
-             mm_status *st)
-{
-    return append_places(reader, pages, combine(evidence), st);
-}
-
 /* The part of a span up to the next multiple of `step`. */
 static mm_span
 next_part(mm_span rest, uint64_t step)
@@ -122,34 +94,30 @@ hint_of(mm_places *places, CUmemLocation location)
     return (uint8_t)(i + 1);
 }
 
-/* The evidence for pages that are not mapped. The driver names a destination only if all pages
- * share it. In the caller's scope. */
+/* The place of pages that are not mapped. A prefetch says only where pages were sent, so it never
+ * makes "on a device" of "not on the host". The driver names a destination only if all pages share
+ * it. In the caller's scope. */
 static int
-query_prefetch(const place_reader *reader, mm_span pages, page_evidence *out, mm_status *st)
+query_prefetch(const place_reader *reader, mm_span pages, mm_place_run *run, mm_status *st)
 {
-    enum { TYPE, ID, COUNT };
-    CUmem_range_attribute attributes[COUNT] = {
-        [TYPE] = CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE,
-        [ID] = CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID,
-    };
-    int answers[COUNT] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
-    void *to[COUNT] = {[TYPE] = &answers[TYPE], [ID] = &answers[ID]};
-    size_t sizes[COUNT] = {sizeof *answers, sizeof *answers};
+    mm_range range = {.start = pages.start, .size = (size_t)(pages.end - pages.start)};
+    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     CUmemLocation location;
     CUresult code;
 
-    assert(mm_in_scope());
-    *out = (page_evidence){0};
-    code = reader->cu->MemRangeGetAttributes(to, sizes, attributes, COUNT, pages.start,
-                                             (size_t)(pages.end - pages.start));
+    *run = (mm_place_run){.place = MM_PLACE_NOT_HOST, .evidence = MM_BY_PAGE_MAP};
+    code = mm_range_query_location(reader->cu, range,
+                                   CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, answers);
     if (code != CUDA_SUCCESS) {
         (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
         (void)mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_QUERY, st);
         return -1;
     }
-    location = mm_location_from_attributes(reader->cu->device_count, answers[TYPE], answers[ID]);
-    out->hint = hint_of(reader->places, location);
-    out->to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    location = mm_location_from_attributes(reader->cu->device_count, answers[0], answers[1]);
+    run->hint = hint_of(reader->places, location);
+    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        run->evidence = MM_BY_PAGE_MAP_AND_PREFETCH;
+    }
     return 0;
 }
 
@@ -159,9 +127,9 @@ append_by_parts(const place_reader *reader, mm_span pages, uint64_t step, mm_sta
 {
     while (pages.start < pages.end) {
         mm_span part = next_part(pages, step);
-        page_evidence evidence;
-        if (query_prefetch(reader, part, &evidence, st) < 0
-            || append_pages(reader, part, &evidence, st) < 0) {
+        mm_place_run run;
+        if (query_prefetch(reader, part, &run, st) < 0
+            || append_places(reader, part, run, st) < 0) {
             return -1;
         }
         pages.start = part.end;
@@ -174,13 +142,13 @@ static int
 append_with_hints(const place_reader *reader, mm_span pages, mm_status *st)
 {
     enum { BLOCK = 2 << 20 };
-    page_evidence evidence;
+    mm_place_run run;
 
-    if (query_prefetch(reader, pages, &evidence, st) < 0) {
+    if (query_prefetch(reader, pages, &run, st) < 0) {
         return -1;
     }
-    return evidence.hint != 0 || pages.end - pages.start <= mm_page_size()
-               ? append_pages(reader, pages, &evidence, st)
+    return run.hint != 0 || pages.end - pages.start <= mm_page_size()
+               ? append_places(reader, pages, run, st)
                : append_by_parts(reader, pages, BLOCK, st);
 }
 
@@ -320,10 +288,11 @@ append_absent(place_reader *reader, mm_span pages, mm_status *st)
 
 /* --- ranges ----------------------------------------------------------------------------- */
 
-/* Appends the runs of a range with these mapped pages. */
+/* Appends the runs of a range with these mapped pages, of which a copy is on the host for certain. */
 static int
 append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
 {
+    const mm_place_run on_host = {.place = MM_PLACE_HOST, .evidence = MM_BY_PAGE_MAP};
     mm_span rest = span_of(reader->range);
     int rc = 0;
 
@@ -333,7 +302,7 @@ append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
             rc = append_absent(reader, (mm_span){rest.start, pages.start}, st);
         }
         if (rc == 0) {
-            rc = append_pages(reader, pages, &(page_evidence){.mapped = true}, st);
+            rc = append_places(reader, pages, on_host, st);
         }
         rest.start = pages.end;
     }
@@ -372,14 +341,10 @@ covers(const mm_spans *mapped, mm_span pages)
 static int
 ask_driver(place_reader *reader, const mm_spans *mapped, mm_status *st)
 {
-    mm_scope scope;
-    int rc = (reader->answers != NULL ? mm_scope_enter_relaxed
-                                      : mm_scope_enter)(&scope, reader->cu, MM_ANY_DEVICE, st);
+    int rc;
 
-    if (rc == 0) {
-        rc = append_all(reader, mapped, st);
-        mm_scope_leave(&scope);
-    }
+    MM_RUN_IN(rc, reader->answers != NULL ? mm_scope_enter_relaxed : mm_scope_enter, MM_ANY_DEVICE,
+              reader->cu, st, append_all(reader, mapped, st));
     return rc;
 }
 

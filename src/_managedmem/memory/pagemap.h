@@ -1,7 +1,7 @@
 /* pagemap.h: the pages of an address range that the host has mapped, from the kernel's page map
  * of this process, and their NUMA nodes. No page is touched, and the driver is not called. */
-#ifndef MM_PRESENCE_H
-#define MM_PRESENCE_H
+#ifndef MM_PAGEMAP_H
+#define MM_PAGEMAP_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
