@@ -1,5 +1,5 @@
 /* test_use_rates.c: how often parts are used, and whether at regular distances. */
-#include "working/use_rates.h"
+#include "working/use_order.h"
 
 #include <string.h>
 

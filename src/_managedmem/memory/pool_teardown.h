@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 
-#include "deferred_frees.h"
 #include "stream.h"
 
 typedef struct mm_free_event {

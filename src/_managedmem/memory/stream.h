@@ -3,7 +3,6 @@
 #define MM_STREAM_H
 
 #include "../driver/context.h"
-#include "deferred_frees.h"
 #include "leaks.h"
 
 /* The default stream that other blocking streams wait for; NULL is another handle for it. */

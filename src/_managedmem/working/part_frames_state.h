@@ -10,7 +10,6 @@
 #include "slab.h"
 #include "use_ends.h"
 #include "use_order.h"
-#include "use_rates.h"
 
 /* A part, without its place. */
 typedef struct {

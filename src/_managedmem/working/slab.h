@@ -4,7 +4,7 @@
 #ifndef MM_SLAB_H
 #define MM_SLAB_H
 
-#include "../memory/deferred_frees.h"
+#include "../memory/leaks.h"
 
 typedef struct mm_slab {
     mm_deferred_free deferred;

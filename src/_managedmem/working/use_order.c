@@ -1,4 +1,5 @@
-/* use_order.c: the next parts of a set of frames, from a given round or learned followers.
+/* use_order.c: the uses to expect of parts: the next ones, from a given round or learned followers, and
+ * their rates and regularity.
  *
  * The next use is predicted from the last two, which show the direction of a loop that goes
  * forward and then back, or else from the last one. A use that never had a follower is expected to
@@ -535,4 +536,61 @@ mm_use_order_note(mm_use_order *o, uint32_t part, bool reads)
         note_given(o, use);
     }
     note_learned(o, use);
+}
+
+/* --- rates -------------------------------------------------------------------------------- */
+
+enum {
+    ROUNDS = 3, /* of as many uses as there are parts: after these, a use counts half */
+    IRREGULAR = 2,
+    MOST_SURPRISES = 3,
+    TOLERANCE = 8 /* this part of a distance */
+};
+
+static bool
+is_like(uint64_t gap, uint64_t earlier)
+{
+    uint64_t difference = gap > earlier ? gap - earlier : earlier - gap;
+
+    return difference <= earlier / TOLERANCE;
+}
+
+/* In a loop that goes forward and then back, distances repeat with period 2. */
+static void
+note_gap(mm_use_rate *rate, uint64_t gap)
+{
+    bool known = rate->gaps[1] != 0;
+
+    if (known && !is_like(gap, rate->gaps[0]) && !is_like(gap, rate->gaps[1])) {
+        rate->surprises += rate->surprises < MOST_SURPRISES;
+    } else {
+        rate->surprises -= rate->surprises > 0;
+    }
+    rate->gaps[1] = rate->gaps[0];
+    rate->gaps[0] = gap;
+}
+
+bool
+mm_use_rate_note(mm_use_clock *clock, mm_use_rate *rate, double *heat, uint32_t parts)
+{
+    const double ln2 = 0.6931, span = (double)ROUNDS * (parts > 0 ? parts : 1);
+
+    clock->turns++;
+    clock->weight = clock->weight > 0 ? clock->weight * (1 + ln2 / span) : 1;
+    if (rate->last != 0) {
+        note_gap(rate, clock->turns - rate->last);
+    }
+    rate->last = clock->turns;
+    *heat += clock->weight;
+    if (clock->weight < 1 / MM_USE_COOLING) {
+        return false;
+    }
+    clock->weight *= MM_USE_COOLING;
+    return true;
+}
+
+bool
+mm_use_rate_is_regular(const mm_use_rate *rate)
+{
+    return rate->surprises < IRREGULAR;
 }

@@ -1,5 +1,6 @@
-/* use_order.h: predicts the next parts of a set of frames, from a given order, from the past, or
- * from the order in which the parts were added.
+/* use_order.h: predicts the uses of the parts of a set of frames: the next ones, from a given order, from
+ * the past, or from the order in which the parts were added; and how often and how regularly a part
+ * is used.
  *
  * Parts are numbers from 0 on. A later part reuses the number of a removed part once it is vacated,
  * so time and memory depend on the parts that live, or lived at once. The uses of a part have two
@@ -95,5 +96,32 @@ uint32_t mm_order_walk_next(const mm_use_order *o, mm_order_walk *walk, bool *re
 /* The number of next parts that may be loaded, from 0 to MM_MOST_TRUST; less after wrong
  * expectations. */
 int mm_use_order_trust(const mm_use_order *o);
+
+/* --- rates --- */
+
+/* A part of a loop is used at regular distances, so its next use is known. Experts are chosen at
+ * run time: their recent rate predicts more than their last use. */
+
+/* Counts the uses of a set. Zeroed memory is a clock at its start. */
+typedef struct {
+    uint64_t turns;
+    double weight; /* of a use now; earlier ones have less, by half in some rounds */
+} mm_use_clock;
+
+/* Zeroed memory is a part that was not used. */
+typedef struct {
+    uint64_t last; /* the turn of the last use */
+    uint64_t gaps[2]; /* the turns between the last uses */
+    unsigned surprises; /* the excess of irregular gaps over regular ones */
+} mm_use_rate;
+
+/* Notes a use of a part in a set of `parts`, and adds its weight to *heat. True if the heat of all
+ * parts has to be multiplied by MM_USE_COOLING, because the weights are large. */
+bool mm_use_rate_note(mm_use_clock *clock, mm_use_rate *rate, double *heat, uint32_t parts);
+
+#define MM_USE_COOLING 1e-100
+
+/* False if the uses come at no regular distance. */
+bool mm_use_rate_is_regular(const mm_use_rate *rate);
 
 #endif
