@@ -12,6 +12,7 @@ mm_pending_frees_init(mm_pending_frees *frees)
 {
     (void)pthread_mutex_init(&frees->lock, NULL);
     frees->events = NULL;
+    frees->count = 0;
     frees->unknown = false;
 }
 
@@ -95,6 +96,7 @@ find_free_event(mm_driver *cu, mm_pending_frees *frees, CUstream stream, const m
     }
     entry->next = frees->events;
     frees->events = entry;
+    frees->count++;
     return entry;
 }
 
@@ -113,33 +115,22 @@ destroy_reached(mm_driver *cu, mm_pending_frees *frees)
             /* After an error it is unknown whether the free has run. */
             frees->unknown = frees->unknown || code != CUDA_SUCCESS;
             *link = entry->next;
+            frees->count--;
             mm_event_destroy(cu, entry->event);
             free(entry);
         }
     }
 }
 
-enum { MANY = 16 };
-
-static bool
-has_many(const mm_pending_frees *frees)
-{
-    int count = 0;
-
-    for (const mm_free_event *e = frees->events; e != NULL && count < MANY; e = e->next) {
-        count++;
-    }
-    return count == MANY;
-}
-
 void
 mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream, CUresult result)
 {
+    enum { MANY = 16 };
     mm_free_event key, *entry = NULL;
 
     assert(mm_in_scope());
     (void)pthread_mutex_lock(&frees->lock);
-    if (has_many(frees)) {
+    if (frees->count >= MANY) {
         destroy_reached(cu, frees);
     }
     if (result == CUDA_SUCCESS && identify_stream(cu, stream, &key) == CUDA_SUCCESS) {
@@ -176,6 +167,7 @@ mm_pending_frees_clear(mm_pending_frees *frees)
         free(entry);
     }
     frees->events = NULL;
+    frees->count = 0;
 }
 
 /* --- pools without an owner -------------------------------------------------------------------- */

@@ -21,6 +21,7 @@ typedef struct mm_free_event {
 typedef struct {
     pthread_mutex_t lock;
     mm_free_event *events;
+    size_t count;
     bool unknown; /* a free was queued without an event */
 } mm_pending_frees;
 

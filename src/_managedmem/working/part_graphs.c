@@ -119,6 +119,12 @@ follow_nodes(mm_frames *f, const capture_view *v, node_list *nodes, mm_status *s
     return 0;
 }
 
+static int
+follow_node(mm_frames *f, const capture_view *v, CUgraphNode *node, mm_status *st)
+{
+    return follow_nodes(f, v, &(node_list){node, 1, 1}, st);
+}
+
 /* --- memory that a graph names --------------------------------------------------------------- */
 
 /* Destroys an object once the graph is gone; on failure at once. A second reference of the graph
@@ -286,6 +292,12 @@ mm_frames_forget_captured(mm_frames *f, uint32_t number)
     }
 }
 
+static bool
+overlaps(const ring_frame *frame, size_t offset, size_t bytes)
+{
+    return frame->offset < offset + bytes && offset < frame->offset + frame->bytes;
+}
+
 /* --- the room of graphs --------------------------------------------------------------------- */
 
 /* Takes the second half of the room for graphs, where no part may be in use. Under the lock. */
@@ -347,10 +359,7 @@ find_ring_room(const mm_frames *f, const frame_capture *c, size_t bytes, size_t 
         const ring_frame *held = NULL;
         for (size_t i = 0; i < c->count && held == NULL; i++) {
             const ring_frame *frame = &c->frames[i];
-            if (frame->held > 0 && frame->offset < start + bytes
-                && start < frame->offset + frame->bytes) {
-                held = frame;
-            }
+            held = frame->held > 0 && overlaps(frame, start, bytes) ? frame : NULL;
         }
         if (start > end || bytes > end - start) {
             start = first;
@@ -376,7 +385,7 @@ collect_behind(const mm_frames *f, const frame_capture *c, const capture_view *v
 
     for (size_t i = 0; i < c->count && rc == 0; i++) {
         const ring_frame *frame = &c->frames[i];
-        if (frame->offset < offset + bytes && offset < frame->offset + frame->bytes) {
+        if (overlaps(frame, offset, bytes)) {
             rc = add_nodes(behind, frame->ends.list, frame->ends.count, st);
         }
     }
@@ -391,7 +400,7 @@ remove_frames(frame_capture *c, size_t offset, size_t bytes)
 
     for (size_t i = 0; i < c->count; i++) {
         ring_frame *frame = &c->frames[i];
-        if (frame->offset < offset + bytes && offset < frame->offset + frame->bytes) {
+        if (overlaps(frame, offset, bytes)) {
             assert(frame->held == 0);
             free(frame->ends.list);
         } else {
@@ -418,7 +427,7 @@ static int
 fill_frame(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame, mm_status *st)
 {
     const frame_part *part = &f->parts[frame->part];
-    node_list behind = {0}, copied = {&frame->copy, 1, 1};
+    node_list behind = {0};
     int rc = collect_behind(f, c, v, frame->offset, frame->bytes, &behind, st);
 
     if (rc == 0 && part->access == MM_PART_SCRATCH) {
@@ -426,7 +435,7 @@ fill_frame(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *fr
     } else if (rc == 0) {
         rc = add_copy(f, c, v, f->slab->start + frame->offset, part->home, frame->bytes, &behind,
                       &frame->copy, st);
-        rc = rc == 0 ? follow_nodes(f, v, &copied, st) : rc;
+        rc = rc == 0 ? follow_node(f, v, &frame->copy, st) : rc;
     }
     if (frame->copy == NULL && rc == 0 && behind.count > 0) {
         keep_behind(c, &behind);
@@ -443,10 +452,9 @@ take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t numbe
 {
     ring_frame *open = find_open(c, number);
     ring_frame made = {.part = number, .bytes = f->places[number].bytes, .held = 1};
-    node_list copied = {open != NULL ? &open->copy : NULL, 1, 1};
 
     if (open != NULL) {
-        *rc = open->copy == NULL ? 0 : follow_nodes(f, v, &copied, st);
+        *rc = open->copy == NULL ? 0 : follow_node(f, v, &open->copy, st);
         open->held += *rc == 0;
         *frame = open->number;
         return *rc == 0 ? f->slab->start + open->offset : 0;
@@ -641,7 +649,6 @@ static void
 send_home(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame)
 {
     CUgraphNode node = NULL;
-    node_list sent = {&node, 1, 1};
     mm_status st;
 
     if (add_copy_home(f, c, v, frame, &node, &st) < 0) {
@@ -651,8 +658,8 @@ send_home(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *fra
         return;
     }
     f->parts[frame->part].is_written_by_graph = true;
-    if (follow_nodes(f, v, &sent, &st) < 0) {
-        MM_IGNORE(follow_nodes(f, v, &sent, &st)); /* the second attempt */
+    if (follow_node(f, v, &node, &st) < 0) {
+        MM_IGNORE(follow_node(f, v, &node, &st)); /* the second attempt */
     }
 }
 

@@ -504,7 +504,6 @@ static void
 note_learned(mm_use_order *o, uint32_t use)
 {
     uint32_t expected = learned_follower(o, o->before, o->last, o->times);
-
     bool right = o->last == MM_NO_PART || part_of(expected) == part_of(use);
 
     o->learned_trust = changed_trust(o->learned_trust, right);
