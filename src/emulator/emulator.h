@@ -596,7 +596,6 @@ struct emu_stream {
     struct emu_device *device; /* of the context */
     uint64_t thread; /* the owner of a per-thread stream */
     unsigned int flags;
-    int priority;
     uint64_t queued, done; /* serials */
     struct emu_op *head, *tail;
     bool running; /* a thread runs its head operation with the mutex released */

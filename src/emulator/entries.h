@@ -22,15 +22,11 @@
     X("cuDeviceGetAttribute", 2000, cuDeviceGetAttribute)                            \
     X("cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2)                                 \
     X("cuDeviceCanAccessPeer", 4000, cuDeviceCanAccessPeer)                          \
-    X("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool)                 \
-    X("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool)                               \
-    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool)                               \
     X("cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain)                    \
     X("cuDevicePrimaryCtxRelease", 7000, cuDevicePrimaryCtxRelease)                  \
     X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)              \
     X("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                \
     X("cuCtxCreate", 3020, cuCtxCreate_v2)                                           \
-    X("cuCtxCreate", 12050, cuCtxCreate_v4)                                          \
     X("cuCtxDestroy", 4000, cuCtxDestroy_v2)                                         \
     X("cuCtxGetCurrent", 4000, cuCtxGetCurrent)                                      \
     X("cuCtxSetCurrent", 4000, cuCtxSetCurrent)                                      \
@@ -50,7 +46,6 @@
     X("cuMemHostUnregister", 4000, cuMemHostUnregister)                              \
     X("cuMemAllocManaged", 6000, cuMemAllocManaged)                                  \
     X("cuMemFree", 3020, cuMemFree_v2)                                               \
-    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                         \
     X("cuMemAdvise", 8000, cuMemAdvise)                                              \
     X("cuMemAdvise", 12020, cuMemAdvise_v2)                                          \
     X("cuMemPrefetchAsync", 8000, cuMemPrefetchAsync)                                \
@@ -73,20 +68,13 @@
     X("cuMemsetD16Async", 3020, cuMemsetD16Async)                                    \
     X("cuMemsetD32Async", 3020, cuMemsetD32Async)                                    \
     X("cuStreamCreate", 2000, cuStreamCreate)                                        \
-    X("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority)                \
     X("cuStreamDestroy", 4000, cuStreamDestroy_v2)                                   \
     X("cuStreamSynchronize", 2000, cuStreamSynchronize)                              \
     X("cuStreamQuery", 2000, cuStreamQuery)                                          \
     X("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                  \
     X("cuStreamGetCtx", 9020, cuStreamGetCtx)                                        \
-    X("cuStreamGetCtx", 12050, cuStreamGetCtx_v2)                                    \
-    X("cuStreamGetFlags", 5050, cuStreamGetFlags)                                    \
-    X("cuStreamGetPriority", 5050, cuStreamGetPriority)                              \
     X("cuStreamGetId", 12000, cuStreamGetId)                                         \
-    X("cuStreamGetDevice", 12080, cuStreamGetDevice)                                 \
     X("cuStreamIsCapturing", 10000, cuStreamIsCapturing)                             \
-    X("cuStreamGetCaptureInfo", 10010, cuStreamGetCaptureInfo)                       \
-    X("cuStreamGetCaptureInfo", 11030, cuStreamGetCaptureInfo_v2)                    \
     X("cuStreamGetCaptureInfo", 12030, cuStreamGetCaptureInfo_v3)                    \
     X("cuStreamBeginCapture", 10010, cuStreamBeginCapture_v2)                        \
     X("cuStreamEndCapture", 10000, cuStreamEndCapture)                               \
@@ -109,7 +97,6 @@
     X("cuEventSynchronize", 2000, cuEventSynchronize)                                \
     X("cuEventDestroy", 4000, cuEventDestroy_v2)                                     \
     X("cuEventElapsedTime", 2000, cuEventElapsedTime)                                \
-    X("cuEventElapsedTime", 12080, cuEventElapsedTime_v2)                            \
     X("cuMemPoolCreate", 11020, cuMemPoolCreate)                                     \
     X("cuMemPoolDestroy", 11020, cuMemPoolDestroy)                                   \
     X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo)                                     \

@@ -68,8 +68,7 @@ EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *ac
 }
 
 /* Makes a context of the device and pushes it on the stack of the calling thread. */
-static CUresult
-make_context(CUcontext *pctx, unsigned int flags, CUdevice dev)
+EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
     struct emu_thread *thread = emu_thread();
     struct emu_device *device;
@@ -91,19 +90,6 @@ make_context(CUcontext *pctx, unsigned int flags, CUdevice dev)
     *pctx = (CUcontext)context;
     emu_call_out(&call, ", ctx=0x%llx", (unsigned long long)(uintptr_t)context);
     return emu_call_end(&call, CUDA_SUCCESS);
-}
-
-EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
-{
-    return make_context(pctx, flags, dev);
-}
-
-/* The parameters say how to share the device (execution affinity, CIG): here nothing is shared. */
-EMU_ENTRY(cuCtxCreate_v4, CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
-          CUdevice dev)
-{
-    (void)ctxCreateParams;
-    return make_context(pctx, flags, dev);
 }
 
 EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)

@@ -143,27 +143,6 @@ EMU_ENTRY(cuMemFreeHost, void *p)
                         p == NULL ? CUDA_SUCCESS : free_memory((CUdeviceptr)(uintptr_t)p, true));
 }
 
-EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
-{
-    const struct emu_allocation *allocation;
-
-    EMU_BEGIN("cuMemGetAddressRange", EMU_CALL_WORK, "ptr=0x%llx", dptr);
-    allocation = emu_find(dptr);
-    if (emu_context() == NULL) {
-        return emu_call_end(&call, emu_no_context());
-    }
-    if (allocation == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_NOT_FOUND);
-    }
-    if (pbase != NULL) {
-        *pbase = allocation->base;
-    }
-    if (psize != NULL) {
-        *psize = allocation->size;
-    }
-    return emu_call_end(&call, CUDA_SUCCESS);
-}
-
 /* ---- advice ---- */
 
 static bool

@@ -275,31 +275,6 @@ place_of_device(CUdevice device)
     return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
 }
 
-EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)
-{
-    CUmemLocation place = place_of_device(dev);
-
-    return default_or_current_pool("cuDeviceGetDefaultMemPool", pool_out, &place,
-                                   CU_MEM_ALLOCATION_TYPE_PINNED, false);
-}
-
-EMU_ENTRY(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice dev)
-{
-    CUmemLocation place = place_of_device(dev);
-
-    return default_or_current_pool("cuDeviceGetMemPool", pool, &place,
-                                   CU_MEM_ALLOCATION_TYPE_PINNED, true);
-}
-
-EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
-{
-    EMU_BEGIN("cuDeviceSetMemPool", EMU_CALL_WORK, "device=%d, pool=0x%llx", dev,
-              emu_handle_number(pool));
-    return emu_call_end(&call,
-                        emu_pool_set_current(place_of_device(dev), CU_MEM_ALLOCATION_TYPE_PINNED,
-                                             emu_pool_find(pool)));
-}
-
 /* ---- stream-ordered allocation ---- */
 
 /* The caller has the address at once, and the memory from this point of the stream on. */

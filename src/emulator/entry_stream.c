@@ -3,36 +3,24 @@
 
 /* ---- streams ---- */
 
-static CUresult
-create_stream(const char *name, CUstream *out, unsigned int flags, int priority)
+EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
 {
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN(name, EMU_CALL_WORK, "flags=%u, priority=%d", flags, priority);
+    EMU_BEGIN("cuStreamCreate", EMU_CALL_WORK, "flags=%u", Flags);
     if (emu_context() == NULL) {
         return emu_call_end(&call, emu_no_context());
     }
-    if (out == NULL || (flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0) {
+    if (phStream == NULL || (Flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
-    result = emu_stream_new(emu_context(), EMU_STREAM_OWN, flags, &stream);
+    result = emu_stream_new(emu_context(), EMU_STREAM_OWN, Flags, &stream);
     if (result == CUDA_SUCCESS) {
-        stream->priority = priority < 0 ? priority : 0;
-        *out = (CUstream)stream;
+        *phStream = (CUstream)stream;
         emu_call_out(&call, ", stream=0x%llx", emu_handle_number(stream));
     }
     return emu_call_end(&call, result);
-}
-
-EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
-{
-    return create_stream("cuStreamCreate", phStream, Flags, 0);
-}
-
-EMU_ENTRY(cuStreamCreateWithPriority, CUstream *phStream, unsigned int flags, int priority)
-{
-    return create_stream("cuStreamCreateWithPriority", phStream, flags, priority);
 }
 
 EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
@@ -93,57 +81,15 @@ EMU_ENTRY(cuStreamQuery, CUstream hStream)
     return emu_call_end(&call, result);
 }
 
-static CUresult
-stream_context(CUstream handle, CUcontext *out)
-{
-    struct emu_stream *stream = NULL;
-    CUresult result;
-
-    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
-    result = out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
-    if (result == CUDA_SUCCESS) {
-        *out = (CUcontext)stream->context;
-    }
-    return emu_call_end(&call, result);
-}
-
 EMU_ENTRY(cuStreamGetCtx, CUstream hStream, CUcontext *pctx)
 {
-    return stream_context(hStream, pctx);
-}
-
-EMU_ENTRY(cuStreamGetCtx_v2, CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
-{
-    CUresult result = stream_context(hStream, pCtx);
-
-    if (result == CUDA_SUCCESS && pGreenCtx != NULL) {
-        *pGreenCtx = NULL;
-    }
-    return result;
-}
-
-EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
-{
     struct emu_stream *stream = NULL;
     CUresult result;
 
-    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = flags == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(hStream));
+    result = pctx == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
-        *flags = stream->flags;
-    }
-    return emu_call_end(&call, result);
-}
-
-EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
-{
-    struct emu_stream *stream = NULL;
-    CUresult result;
-
-    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = priority == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        *priority = stream->priority;
+        *pctx = (CUcontext)stream->context;
     }
     return emu_call_end(&call, result);
 }
@@ -161,86 +107,54 @@ EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
     return emu_call_end(&call, result);
 }
 
-EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
-{
-    struct emu_stream *stream = NULL;
-    CUresult result;
-
-    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = device == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        *device = stream->device->ordinal;
-    }
-    return emu_call_end(&call, result);
-}
-
 /* ---- capture ---- */
 
-static CUresult
-capture_status(const char *name, CUstream handle, CUstreamCaptureStatus *status, uint64_t *id,
-               CUgraph *graph_out, struct emu_nodes *front)
+/* Writes an output that the caller can leave out. */
+#define STORE(output, value)     \
+    do {                         \
+        if ((output) != NULL) {  \
+            *(output) = (value); \
+        }                        \
+    } while (0)
+
+EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
     struct emu_stream *stream = NULL;
     struct emu_graph *graph = NULL;
     CUresult result;
 
-    EMU_BEGIN(name, EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(handle));
-    result = status == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(handle, &stream);
+    EMU_BEGIN("cuStreamIsCapturing", EMU_CALL_BOOKKEEPING, "stream=0x%llx",
+              emu_handle_number(hStream));
+    result = captureStatus == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
     if (result == CUDA_SUCCESS) {
-        result = emu_capture_status(stream, status, id, &graph);
-    }
-    if (result == CUDA_SUCCESS && graph_out != NULL) {
-        *graph_out = (CUgraph)graph;
-    }
-    if (result == CUDA_SUCCESS && front != NULL) {
-        *front = stream->front;
+        result = emu_capture_status(stream, captureStatus, NULL, &graph);
     }
     return emu_call_end(&call, result);
 }
 
-EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureStatus)
-{
-    return capture_status("cuStreamIsCapturing", hStream, captureStatus, NULL, NULL, NULL);
-}
-
-EMU_ENTRY(cuStreamGetCaptureInfo, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
-          cuuint64_t *id_out)
-{
-    return capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out, NULL,
-                          NULL);
-}
-
-/* The later forms also return the graph and the nodes that the next one is behind. */
-EMU_ENTRY(cuStreamGetCaptureInfo_v2, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
-          cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
-          size_t *numDependencies_out)
-{
-    struct emu_nodes front = {0};
-    CUresult result = capture_status("cuStreamGetCaptureInfo", hStream, captureStatus_out, id_out,
-                                     graph_out, &front);
-
-    if (result == CUDA_SUCCESS) {
-        if (dependencies_out != NULL) {
-            *dependencies_out = (const CUgraphNode *)front.list;
-        }
-        if (numDependencies_out != NULL) {
-            *numDependencies_out = front.count;
-        }
-    }
-    return result;
-}
-
+/* Every output but the status may be missing. No edge of these graphs has data. */
 EMU_ENTRY(cuStreamGetCaptureInfo_v3, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
           cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
           const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
 {
-    CUresult result = emu_cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out,
-                                                    dependencies_out, numDependencies_out);
+    struct emu_stream *stream = NULL;
+    struct emu_graph *graph = NULL;
+    CUresult result;
 
-    if (result == CUDA_SUCCESS && edgeData_out != NULL) {
-        *edgeData_out = NULL;
+    EMU_BEGIN("cuStreamGetCaptureInfo", EMU_CALL_BOOKKEEPING, "stream=0x%llx",
+              emu_handle_number(hStream));
+    result =
+        captureStatus_out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_status(stream, captureStatus_out, id_out, &graph);
     }
-    return result;
+    if (result == CUDA_SUCCESS) {
+        STORE(graph_out, (CUgraph)graph);
+        STORE(dependencies_out, (const CUgraphNode *)stream->front.list);
+        STORE(edgeData_out, NULL);
+        STORE(numDependencies_out, stream->front.count);
+    }
+    return emu_call_end(&call, result);
 }
 
 EMU_ENTRY(cuStreamBeginCapture_v2, CUstream hStream, CUstreamCaptureMode mode)
@@ -501,16 +415,15 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
     return emu_call_end(&call, result);
 }
 
-static CUresult
-elapsed_time(float *milliseconds, CUevent start_handle, CUevent end_handle)
+EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
 {
     const struct emu_event *start, *end;
 
     EMU_BEGIN("cuEventElapsedTime", EMU_CALL_WORK, "start=0x%llx, end=0x%llx",
-              emu_handle_number(start_handle), emu_handle_number(end_handle));
-    start = emu_event_find(start_handle);
-    end = emu_event_find(end_handle);
-    if (milliseconds == NULL) {
+              emu_handle_number(hStart), emu_handle_number(hEnd));
+    start = emu_event_find(hStart);
+    end = emu_event_find(hEnd);
+    if (pMilliseconds == NULL) {
         return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
     }
     if (start == NULL || end == NULL || !start->recorded || !end->recorded
@@ -520,16 +433,6 @@ elapsed_time(float *milliseconds, CUevent start_handle, CUevent end_handle)
     if (!emu_event_reached(start) || !emu_event_reached(end)) {
         return emu_call_end(&call, CUDA_ERROR_NOT_READY);
     }
-    *milliseconds = (float)(end->milliseconds - start->milliseconds);
+    *pMilliseconds = (float)(end->milliseconds - start->milliseconds);
     return emu_call_end(&call, CUDA_SUCCESS);
-}
-
-EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
-{
-    return elapsed_time(pMilliseconds, hStart, hEnd);
-}
-
-EMU_ENTRY(cuEventElapsedTime_v2, float *pMilliseconds, CUevent hStart, CUevent hEnd)
-{
-    return elapsed_time(pMilliseconds, hStart, hEnd);
 }

@@ -103,12 +103,9 @@ def synchronized(buffer):
 class TestTheDriver:
     """cuCtxCreate and cuCtxDestroy, as the following tests use them."""
 
-    @pytest.mark.parametrize("version", ["_v2", "_v4"])
-    def test_each_version(self, version):
-        context, driver = ctypes.c_void_p(), raw_driver()
+    def test_a_new_context_is_current_until_it_is_destroyed(self):
         before = current()
-        arguments = [0, 0] if version == "_v2" else [None, 0, 0]
-        checked(getattr(driver, f"cuCtxCreate{version}")(ctypes.byref(context), *arguments))
+        context = make_context()
         assert current() == context.value
         destroy_context(context)
         assert current() == before

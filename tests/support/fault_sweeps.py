@@ -52,7 +52,7 @@ DISTANCES = [*range(1, 13), *range(13, MOST, 9)]
 MAKES = {
     *("cuCtxPushCurrent", "cuDevicePrimaryCtxRetain", "cuEventCreate", "cuMemAllocFromPoolAsync"),
     *("cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemPoolCreate"),
-    *("cuStreamCreate", "cuStreamCreateWithPriority"),
+    "cuStreamCreate",
 }
 # When one of these fails, the object stays with the driver.
 FREES = {
