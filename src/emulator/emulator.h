@@ -140,13 +140,29 @@ void emu_call_out(struct emu_call *call, const char *format, ...)
 CUresult emu_call_end(struct emu_call *call, CUresult result);
 
 /* Begins every entry point: declares `call`, or returns early. */
-#define EMU_BEGIN(function, kind, ...)                                        \
-    struct emu_call call;                                                     \
-    do {                                                                      \
-        CUresult early_ = emu_call_begin(&call, function, kind, __VA_ARGS__); \
-        if (early_ != CUDA_SUCCESS) {                                         \
-            return early_;                                                    \
-        }                                                                     \
+#define EMU_BEGIN(function, kind, ...) \
+    struct emu_call call;              \
+    EMU_TRY(emu_call_begin(&call, function, kind, __VA_ARGS__))
+
+/* Behind EMU_BEGIN: ends the call with the result of a step that fails. */
+#define EMU_STEP(step)                           \
+    do {                                         \
+        CUresult result_ = (step);               \
+        if (result_ != CUDA_SUCCESS) {           \
+            return emu_call_end(&call, result_); \
+        }                                        \
+    } while (0)
+
+/* Behind EMU_BEGIN: ends the call with a result unless a condition is met. */
+#define EMU_NEED(condition, result) EMU_STEP((condition) ? CUDA_SUCCESS : (result))
+
+/* In other functions: returns the result of a step that fails. */
+#define EMU_TRY(step)                  \
+    do {                               \
+        CUresult result_ = (step);     \
+        if (result_ != CUDA_SUCCESS) { \
+            return result_;            \
+        }                              \
     } while (0)
 
 /* Defines an entry point under a hidden name and exports the vendor's name as an alias. The
@@ -702,17 +718,21 @@ struct emu_pool {
     size_t queued; /* frees that have not run */
 };
 
+/* A location and type, with its default and its current pool. */
+struct emu_pool_home {
+    struct emu_pool_home *next;
+    CUmemLocation location;
+    CUmemAllocationType type;
+    struct emu_pool *default_pool, *current;
+};
+
 CUresult emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out);
 struct emu_pool *emu_pool_find(CUmemoryPool handle);
-/* The default pool of a location and type, made at its first use. */
-CUresult emu_pool_default(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out);
-CUresult emu_pool_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out);
-CUresult emu_pool_set_current(CUmemLocation location, CUmemAllocationType type,
-                              struct emu_pool *pool);
+/* The default and the current pool of a location and type, made at their first use. */
+CUresult emu_pool_home(CUmemLocation location, CUmemAllocationType type,
+                       struct emu_pool_home **out);
 /* True if a device can access the memory of a device pool. */
 bool emu_pool_admits(const struct emu_pool *pool, int device);
-/* True if frees of the pool are queued. */
-bool emu_pool_frees_queued(const struct emu_pool *pool);
 void emu_pool_delete(struct emu_pool *pool);
 CUresult emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **out);
 /* Called when a free is queued. Its memory counts as unused from then on (topic "frees of

@@ -123,4 +123,21 @@ emu_handle_number(const void *handle)
     return (unsigned long long)(uintptr_t)handle;
 }
 
+/* Writes an output that the caller can leave out. */
+#define EMU_STORE(output, value) \
+    do {                         \
+        if ((output) != NULL) {  \
+            *(output) = (value); \
+        }                        \
+    } while (0)
+
+/* Queries of a device check their output first. */
+static inline CUresult
+emu_check_query(const void *out, CUdevice device)
+{
+    return out == NULL                  ? CUDA_ERROR_INVALID_VALUE
+           : emu_device(device) == NULL ? CUDA_ERROR_INVALID_DEVICE
+                                        : CUDA_SUCCESS;
+}
+
 #endif

@@ -11,34 +11,21 @@ is_usable(const struct emu_context *context)
 
 EMU_ENTRY(cuDevicePrimaryCtxRetain, CUcontext *pctx, CUdevice dev)
 {
-    struct emu_device *device;
-
     EMU_BEGIN("cuDevicePrimaryCtxRetain", EMU_CALL_WORK, "device=%d", dev);
-    device = emu_device(dev);
-    if (pctx == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (device == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
-    device->retained++;
-    *pctx = (CUcontext)&device->primary;
+    EMU_STEP(emu_check_query(pctx, dev));
+    emu_device(dev)->retained++;
+    *pctx = (CUcontext)&emu_device(dev)->primary;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 static CUresult
 primary_release(CUdevice dev)
 {
-    struct emu_device *device;
+    struct emu_device *device = emu_device(dev);
 
     EMU_BEGIN("cuDevicePrimaryCtxRelease", EMU_CALL_WORK, "device=%d", dev);
-    device = emu_device(dev);
-    if (device == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
-    if (device->retained == 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
-    }
+    EMU_NEED(device != NULL, CUDA_ERROR_INVALID_DEVICE);
+    EMU_NEED(device->retained > 0, CUDA_ERROR_INVALID_CONTEXT);
     device->retained--;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -56,12 +43,8 @@ EMU_ENTRY(cuDevicePrimaryCtxRelease_v2, CUdevice dev)
 EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *active)
 {
     EMU_BEGIN("cuDevicePrimaryCtxGetState", EMU_CALL_WORK, "device=%d", dev);
-    if (flags == NULL || active == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_NEED(flags != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_check_query(active, dev));
     *flags = 0;
     *active = emu_device(dev)->retained > 0;
     return emu_call_end(&call, CUDA_SUCCESS);
@@ -71,24 +54,17 @@ EMU_ENTRY(cuDevicePrimaryCtxGetState, CUdevice dev, unsigned int *flags, int *ac
 EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
     struct emu_thread *thread = emu_thread();
-    struct emu_device *device;
     struct emu_context *context;
 
     EMU_BEGIN("cuCtxCreate", EMU_CALL_WORK, "flags=%u, device=%d", flags, dev);
-    device = emu_device(dev);
-    if (pctx == NULL || (flags & ~(unsigned int)CU_CTX_FLAGS_MASK) != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (device == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
-    context = thread->depth < EMU_CONTEXT_DEPTH ? emu_context_new(device) : NULL;
-    if (context == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
-    }
+    EMU_NEED((flags & ~(unsigned int)CU_CTX_FLAGS_MASK) == 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_check_query(pctx, dev));
+    EMU_NEED(thread->depth < EMU_CONTEXT_DEPTH, CUDA_ERROR_OUT_OF_MEMORY);
+    context = emu_context_new(emu_device(dev));
+    EMU_NEED(context != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     emu_context_push(thread, context);
     *pctx = (CUcontext)context;
-    emu_call_out(&call, ", ctx=0x%llx", (unsigned long long)(uintptr_t)context);
+    emu_call_out(&call, ", ctx=0x%llx", emu_handle_number(context));
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
@@ -97,11 +73,10 @@ EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)
     struct emu_thread *thread = emu_thread();
     struct emu_context *context;
 
-    EMU_BEGIN("cuCtxDestroy", EMU_CALL_WORK, "ctx=0x%llx", (unsigned long long)(uintptr_t)ctx);
+    EMU_BEGIN("cuCtxDestroy", EMU_CALL_WORK, "ctx=0x%llx", emu_handle_number(ctx));
     context = emu_context_find(ctx);
-    if (context == NULL || context->primary || context->destroyed) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
-    }
+    EMU_NEED(context != NULL && !context->primary && !context->destroyed,
+             CUDA_ERROR_INVALID_CONTEXT);
     if (thread->depth > 0 && thread->stack[thread->depth - 1] == context) {
         (void)emu_context_pop(thread);
     }
@@ -118,9 +93,7 @@ EMU_ENTRY(cuCtxGetCurrent, CUcontext *pctx)
     const struct emu_thread *thread = emu_thread();
 
     EMU_BEGIN("cuCtxGetCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
-    if (pctx == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
     /* A destroyed context stays current in other threads. */
     *pctx = thread->depth > 0 ? (CUcontext)thread->stack[thread->depth - 1] : NULL;
     return emu_call_end(&call, CUDA_SUCCESS);
@@ -131,12 +104,9 @@ EMU_ENTRY(cuCtxSetCurrent, CUcontext ctx)
     struct emu_thread *thread = emu_thread();
     struct emu_context *context;
 
-    EMU_BEGIN("cuCtxSetCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
-              (unsigned long long)(uintptr_t)ctx);
+    EMU_BEGIN("cuCtxSetCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx", emu_handle_number(ctx));
     context = emu_context_find(ctx);
-    if (ctx != NULL && !is_usable(context)) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
-    }
+    EMU_NEED(ctx == NULL || is_usable(context), CUDA_ERROR_INVALID_CONTEXT);
     if (thread->depth > 0) {
         (void)emu_context_pop(thread);
     }
@@ -151,52 +121,45 @@ EMU_ENTRY(cuCtxPushCurrent_v2, CUcontext ctx)
     struct emu_thread *thread = emu_thread();
     struct emu_context *context;
 
-    EMU_BEGIN("cuCtxPushCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
-              (unsigned long long)(uintptr_t)ctx);
+    EMU_BEGIN("cuCtxPushCurrent", EMU_CALL_BOOKKEEPING, "ctx=0x%llx", emu_handle_number(ctx));
+    EMU_NEED(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     context = emu_context_find(ctx);
-    if (ctx == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (!is_usable(context)) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
-    }
-    if (thread->depth == EMU_CONTEXT_DEPTH) {
-        return emu_call_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
-    }
+    EMU_NEED(is_usable(context), CUDA_ERROR_INVALID_CONTEXT);
+    EMU_NEED(thread->depth < EMU_CONTEXT_DEPTH, CUDA_ERROR_OUT_OF_MEMORY);
     emu_context_push(thread, context);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuCtxPopCurrent_v2, CUcontext *pctx)
 {
-    struct emu_thread *thread = emu_thread();
     struct emu_context *context;
 
     EMU_BEGIN("cuCtxPopCurrent", EMU_CALL_BOOKKEEPING, "%s", "");
-    if (thread->depth == 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_CONTEXT);
-    }
-    context = emu_context_pop(thread);
-    if (pctx != NULL) {
-        *pctx = (CUcontext)context;
-    }
+    EMU_NEED(emu_thread()->depth > 0, CUDA_ERROR_INVALID_CONTEXT);
+    context = emu_context_pop(emu_thread());
+    EMU_STORE(pctx, (CUcontext)context);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* NULL means the current context. */
+/* The context of a handle, of NULL the current one; `destroyed` is the result for a destroyed one. */
+static CUresult
+find_context(CUcontext handle, CUresult destroyed, const struct emu_context **out)
+{
+    *out = handle == NULL ? emu_context() : emu_context_find(handle);
+    if (*out == NULL) {
+        return handle == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT;
+    }
+    return (*out)->destroyed ? destroyed : CUDA_SUCCESS;
+}
+
 static CUresult
 device_of_context(CUdevice *out, CUcontext ctx)
 {
     const struct emu_context *context;
 
     EMU_BEGIN("cuCtxGetDevice", EMU_CALL_BOOKKEEPING, "%s", "");
-    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
-    if (context == NULL || context->destroyed) {
-        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
-    }
-    if (out == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_STEP(find_context(ctx, CUDA_ERROR_INVALID_CONTEXT, &context));
+    EMU_NEED(out != NULL, CUDA_ERROR_INVALID_VALUE);
     *out = context->device->ordinal;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -215,18 +178,9 @@ EMU_ENTRY(cuCtxGetId, CUcontext ctx, unsigned long long *ctxId)
 {
     const struct emu_context *context;
 
-    EMU_BEGIN("cuCtxGetId", EMU_CALL_BOOKKEEPING, "ctx=0x%llx",
-              (unsigned long long)(uintptr_t)ctx);
-    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
-    if (context == NULL) {
-        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
-    }
-    if (context->destroyed) {
-        return emu_call_end(&call, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    }
-    if (ctxId == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_BEGIN("cuCtxGetId", EMU_CALL_BOOKKEEPING, "ctx=0x%llx", emu_handle_number(ctx));
+    EMU_STEP(find_context(ctx, CUDA_ERROR_CONTEXT_IS_DESTROYED, &context));
+    EMU_NEED(ctxId != NULL, CUDA_ERROR_INVALID_VALUE);
     *ctxId = context->id;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -235,19 +189,13 @@ static CUresult
 synchronize_context(CUcontext ctx)
 {
     const struct emu_context *context;
-    CUresult result;
 
-    EMU_BEGIN("cuCtxSynchronize", EMU_CALL_WORK, "ctx=0x%llx", (unsigned long long)(uintptr_t)ctx);
-    context = ctx == NULL ? emu_context() : emu_context_find(ctx);
-    if (context == NULL || context->destroyed) {
-        return emu_call_end(&call, ctx == NULL ? emu_no_context() : CUDA_ERROR_INVALID_CONTEXT);
-    }
-    result = emu_capture_refuse_context(context);
-    if (result == CUDA_SUCCESS) {
-        emu_streams_drain(context);
-        emu_notice_frees();
-    }
-    return emu_call_end(&call, result);
+    EMU_BEGIN("cuCtxSynchronize", EMU_CALL_WORK, "ctx=0x%llx", emu_handle_number(ctx));
+    EMU_STEP(find_context(ctx, CUDA_ERROR_INVALID_CONTEXT, &context));
+    EMU_STEP(emu_capture_refuse_context(context));
+    emu_streams_drain(context);
+    emu_notice_frees();
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuCtxSynchronize, void)

@@ -85,12 +85,8 @@ EMU_ENTRY(cuDriverGetVersion, int *driverVersion)
 EMU_ENTRY(cuInit, unsigned int Flags)
 {
     EMU_BEGIN("cuInit", EMU_CALL_BEFORE_INIT, "flags=%u", Flags);
-    if (emu_config_error()[0] != '\0' || Flags != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_config()->noinit) {
-        return emu_call_end(&call, CUDA_ERROR_NO_DEVICE);
-    }
+    EMU_NEED(emu_config_error()[0] == '\0' && Flags == 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_NEED(!emu_config()->noinit, CUDA_ERROR_NO_DEVICE);
     emu_set_initialised();
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -98,9 +94,7 @@ EMU_ENTRY(cuInit, unsigned int Flags)
 EMU_ENTRY(cuDeviceGetCount, int *count)
 {
     EMU_BEGIN("cuDeviceGetCount", EMU_CALL_WORK, "%s", "");
-    if (count == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(count != NULL, CUDA_ERROR_INVALID_VALUE);
     *count = emu_config()->devices;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -108,12 +102,7 @@ EMU_ENTRY(cuDeviceGetCount, int *count)
 EMU_ENTRY(cuDeviceGet, CUdevice *device, int ordinal)
 {
     EMU_BEGIN("cuDeviceGet", EMU_CALL_WORK, "ordinal=%d", ordinal);
-    if (device == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(ordinal) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_STEP(emu_check_query(device, ordinal));
     *device = ordinal;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -121,12 +110,8 @@ EMU_ENTRY(cuDeviceGet, CUdevice *device, int ordinal)
 EMU_ENTRY(cuDeviceGetName, char *name, int len, CUdevice dev)
 {
     EMU_BEGIN("cuDeviceGetName", EMU_CALL_WORK, "device=%d", dev);
-    if (name == NULL || len <= 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_NEED(len > 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_check_query(name, dev));
     snprintf(name, (size_t)len, "%s", emu_config()->name);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -135,12 +120,7 @@ static CUresult
 device_uuid(CUuuid *uuid, CUdevice dev)
 {
     EMU_BEGIN("cuDeviceGetUuid", EMU_CALL_WORK, "device=%d", dev);
-    if (uuid == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_STEP(emu_check_query(uuid, dev));
     emu_device_uuid(dev, uuid->bytes);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -155,78 +135,54 @@ EMU_ENTRY(cuDeviceGetUuid_v2, CUuuid *uuid, CUdevice dev)
     return device_uuid(uuid, dev);
 }
 
-/* The attributes that have the same value in every configuration. */
-static const struct {
-    CUdevice_attribute attribute;
-    int value;
-} constant_attributes[] = {
-    {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
-    {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
-    {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
-    {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
-    {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
-    {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
-    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
-    {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
-    {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
-    {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
-    {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
-};
-
-/* False: the attribute is unknown to the emulated driver. */
-static bool
+static CUresult
 read_device_attribute(CUdevice_attribute attribute, int device, int *value)
 {
-    if (attribute == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) {
-        *value = device % emu_config()->numa_nodes;
-        return true;
-    }
-    if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) {
-        *value = emu_config()->concurrent;
-        return true;
-    }
-    if (attribute == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
-        *value = emu_config()->pageable;
-        return true;
-    }
-    if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED) {
-        *value = emu_config()->integrated;
-        return true;
-    }
-    for (size_t i = 0; i < sizeof constant_attributes / sizeof *constant_attributes; i++) {
-        if (constant_attributes[i].attribute == attribute) {
-            *value = constant_attributes[i].value;
-            return true;
+    const struct emu_config *config = emu_config();
+    const struct {
+        CUdevice_attribute attribute;
+        int value;
+    } known[] = {
+        {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device % config->numa_nodes},
+        {CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, config->concurrent},
+        {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, config->pageable},
+        {CU_DEVICE_ATTRIBUTE_INTEGRATED, config->integrated},
+        {CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0},
+        {CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0},
+        {CU_DEVICE_ATTRIBUTE_NUMA_CONFIG, 0},
+        {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+        {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9},
+        {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
+        {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132},
+        {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+        {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+    };
+
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (known[i].attribute == attribute) {
+            *value = known[i].value;
+            return CUDA_SUCCESS;
         }
     }
-    return false;
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 EMU_ENTRY(cuDeviceGetAttribute, int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     EMU_BEGIN("cuDeviceGetAttribute", EMU_CALL_WORK, "attribute=%d, device=%d", (int)attrib, dev);
-    if (pi == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
-    return emu_call_end(&call, read_device_attribute(attrib, dev, pi) ? CUDA_SUCCESS
-                                                                      : CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_check_query(pi, dev));
+    return emu_call_end(&call, read_device_attribute(attrib, dev, pi));
 }
 
 EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)
 {
     EMU_BEGIN("cuDeviceTotalMem", EMU_CALL_WORK, "device=%d", dev);
-    if (bytes == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_STEP(emu_check_query(bytes, dev));
     *bytes = emu_config()->capacity;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -234,31 +190,20 @@ EMU_ENTRY(cuDeviceTotalMem_v2, size_t *bytes, CUdevice dev)
 EMU_ENTRY(cuDeviceCanAccessPeer, int *canAccessPeer, CUdevice dev, CUdevice peerDev)
 {
     EMU_BEGIN("cuDeviceCanAccessPeer", EMU_CALL_WORK, "device=%d, peer=%d", dev, peerDev);
-    if (canAccessPeer == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (emu_device(dev) == NULL || emu_device(peerDev) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_STEP(emu_check_query(canAccessPeer, dev));
+    EMU_STEP(emu_check_query(canAccessPeer, peerDev));
     *canAccessPeer = dev != peerDev && !emu_config()->nopeers;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
 {
-    struct emu_device *device;
-    size_t taken, capacity;
+    size_t taken, capacity = emu_config()->capacity;
 
     EMU_BEGIN("cuMemGetInfo", EMU_CALL_WORK, "%s", "");
-    device = emu_current();
-    if (device == NULL) {
-        return emu_call_end(&call, emu_no_context());
-    }
-    if (free_bytes == NULL || total == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    capacity = emu_config()->capacity;
-    taken = emu_device_taken(device);
+    EMU_NEED(emu_current() != NULL, emu_no_context());
+    EMU_NEED(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
+    taken = emu_device_taken(emu_current());
     *total = capacity;
     *free_bytes = taken < capacity ? capacity - taken : 0;
     if (emu_config()->integrated) {

@@ -13,6 +13,13 @@ read_side(CUmemorytype type, const void *host, CUdeviceptr device, CUdeviceptr *
     return type == CU_MEMORYTYPE_ARRAY || *out == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
+/* False: it begins in an allocation and ends outside of it. */
+static bool
+is_whole(CUdeviceptr ptr, size_t size)
+{
+    return emu_find(ptr) == NULL || emu_find_range(ptr, size) != NULL;
+}
+
 /* Copies of one row alone. */
 static CUresult
 add_copy(CUgraphNode *out, CUgraph handle, const struct emu_nodes *waits, const CUDA_MEMCPY3D *p)
@@ -20,29 +27,20 @@ add_copy(CUgraphNode *out, CUgraph handle, const struct emu_nodes *waits, const 
     struct emu_graph *graph = emu_graph_find(handle, false);
     struct emu_op op = {.kind = EMU_OP_COPY};
     struct emu_node *node = NULL;
-    CUresult result;
 
     if (out == NULL || graph == NULL || p == NULL || p->Height != 1 || p->Depth != 1
         || p->WidthInBytes == 0 || !emu_graph_has(graph, waits)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     op.size = p->WidthInBytes;
-    result = read_side(p->srcMemoryType, p->srcHost, p->srcDevice, &op.source);
-    if (result == CUDA_SUCCESS) {
-        result = read_side(p->dstMemoryType, p->dstHost, p->dstDevice, &op.ptr);
+    EMU_TRY(read_side(p->srcMemoryType, p->srcHost, p->srcDevice, &op.source));
+    EMU_TRY(read_side(p->dstMemoryType, p->dstHost, p->dstDevice, &op.ptr));
+    if (!is_whole(op.ptr, op.size) || !is_whole(op.source, op.size)) {
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    if (result == CUDA_SUCCESS
-        && ((emu_find(op.ptr) != NULL && emu_find_range(op.ptr, op.size) == NULL)
-            || (emu_find(op.source) != NULL && emu_find_range(op.source, op.size) == NULL))) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result == CUDA_SUCCESS) {
-        result = emu_graph_add(graph, &op, waits, &node);
-    }
-    if (result == CUDA_SUCCESS) {
-        *out = (CUgraphNode)node;
-    }
-    return result;
+    EMU_TRY(emu_graph_add(graph, &op, waits, &node));
+    *out = (CUgraphNode)node;
+    return CUDA_SUCCESS;
 }
 
 EMU_ENTRY(cuGraphAddMemcpyNode, CUgraphNode *phGraphNode, CUgraph hGraph,
@@ -55,33 +53,22 @@ EMU_ENTRY(cuGraphAddMemcpyNode, CUgraphNode *phGraphNode, CUgraph hGraph,
     EMU_BEGIN("cuGraphAddMemcpyNode", EMU_CALL_WORK, "graph=0x%llx, dependencies=%zu, count=%zu",
               emu_handle_number(hGraph), numDependencies,
               copyParams != NULL ? copyParams->WidthInBytes : 0);
-    return emu_call_end(&call, ctx == NULL ? CUDA_ERROR_INVALID_CONTEXT
-                                           : add_copy(phGraphNode, hGraph, &waits, copyParams));
-}
-
-static CUresult
-update_dependencies(CUstream handle, const struct emu_nodes *nodes, unsigned int flags)
-{
-    struct emu_stream *stream = NULL;
-    CUresult result = emu_stream_find(handle, &stream);
-
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
-    if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    return emu_capture_follow(stream, nodes, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    EMU_NEED(ctx != NULL, CUDA_ERROR_INVALID_CONTEXT);
+    return emu_call_end(&call, add_copy(phGraphNode, hGraph, &waits, copyParams));
 }
 
 EMU_ENTRY(cuStreamUpdateCaptureDependencies, CUstream hStream, CUgraphNode *dependencies,
           size_t numDependencies, unsigned int flags)
 {
     const struct emu_nodes nodes = {(struct emu_node **)dependencies, numDependencies};
+    struct emu_stream *stream = NULL;
 
     EMU_BEGIN("cuStreamUpdateCaptureDependencies", EMU_CALL_WORK, "stream=0x%llx, flags=%u",
               emu_handle_number(hStream), flags);
-    return emu_call_end(&call, update_dependencies(hStream, &nodes, flags));
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    EMU_NEED(flags <= CU_STREAM_SET_CAPTURE_DEPENDENCIES, CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(
+        &call, emu_capture_follow(stream, &nodes, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES));
 }
 
 /* ---- graphs ---- */
@@ -92,9 +79,7 @@ EMU_ENTRY(cuGraphDestroy, CUgraph hGraph)
 
     EMU_BEGIN("cuGraphDestroy", EMU_CALL_WORK, "graph=0x%llx", emu_handle_number(hGraph));
     graph = emu_graph_find(hGraph, false);
-    if (graph == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(graph != NULL, CUDA_ERROR_INVALID_VALUE);
     emu_graph_delete(graph);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -103,19 +88,14 @@ EMU_ENTRY(cuGraphInstantiateWithFlags, CUgraphExec *phGraphExec, CUgraph hGraph,
           unsigned long long flags)
 {
     struct emu_graph *graph, *made = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuGraphInstantiate", EMU_CALL_WORK, "graph=0x%llx, flags=%llu",
               emu_handle_number(hGraph), flags);
     graph = emu_graph_find(hGraph, false);
-    if (phGraphExec == NULL || graph == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    result = emu_graph_copy(graph, &made);
-    if (result == CUDA_SUCCESS) {
-        *phGraphExec = (CUgraphExec)made;
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(phGraphExec != NULL && graph != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_graph_copy(graph, &made));
+    *phGraphExec = (CUgraphExec)made;
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 static CUresult
@@ -142,22 +122,14 @@ EMU_ENTRY(cuGraphLaunch, CUgraphExec hGraphExec, CUstream hStream)
 {
     struct emu_graph *graph;
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuGraphLaunch", EMU_CALL_WORK, "graph=0x%llx, stream=0x%llx",
               emu_handle_number(hGraphExec), emu_handle_number(hStream));
     graph = emu_graph_find(hGraphExec, true);
-    result = emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS && graph == NULL) {
-        result = CUDA_ERROR_INVALID_VALUE;
-    }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_refuse(stream); /* graphs have no child graphs here */
-    }
-    if (result == CUDA_SUCCESS) {
-        result = launch_graph(graph, stream);
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    EMU_NEED(graph != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_capture_refuse(stream)); /* graphs have no child graphs here */
+    return emu_call_end(&call, launch_graph(graph, stream));
 }
 
 /* Launched work finishes first, as its objects live until then. */
@@ -168,9 +140,7 @@ EMU_ENTRY(cuGraphExecDestroy, CUgraphExec hGraphExec)
 
     EMU_BEGIN("cuGraphExecDestroy", EMU_CALL_WORK, "graph=0x%llx", emu_handle_number(hGraphExec));
     graph = emu_graph_find(hGraphExec, true);
-    if (graph == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(graph != NULL, CUDA_ERROR_INVALID_VALUE);
     stream = emu_stream_by_id(graph->end.stream);
     if (stream != NULL && stream->done < graph->end.serial) {
         emu_stream_drain(stream);
@@ -185,18 +155,14 @@ EMU_ENTRY(cuUserObjectCreate, CUuserObject *object_out, void *ptr, CUhostFn dest
           unsigned int initialRefcount, unsigned int flags)
 {
     struct emu_object *object = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuUserObjectCreate", EMU_CALL_WORK, "count=%u, flags=%u", initialRefcount, flags);
-    if (object_out == NULL || destroy == NULL || initialRefcount == 0
-        || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    result = emu_object_new(ptr, destroy, initialRefcount, &object);
-    if (result == CUDA_SUCCESS) {
-        *object_out = (CUuserObject)object;
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(object_out != NULL && destroy != NULL && initialRefcount != 0
+                 && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
+             CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_object_new(ptr, destroy, initialRefcount, &object));
+    *object_out = (CUuserObject)object;
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuUserObjectRelease, CUuserObject object, unsigned int count)
@@ -205,8 +171,8 @@ EMU_ENTRY(cuUserObjectRelease, CUuserObject object, unsigned int count)
 
     EMU_BEGIN("cuUserObjectRelease", EMU_CALL_WORK, "count=%u", count);
     found = emu_object_find(object);
-    return emu_call_end(&call, found == NULL ? CUDA_ERROR_INVALID_VALUE
-                                             : emu_object_release(found, count));
+    EMU_NEED(found != NULL, CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call, emu_object_release(found, count));
 }
 
 EMU_ENTRY(cuGraphRetainUserObject, CUgraph graph, CUuserObject object, unsigned int count,
@@ -219,9 +185,8 @@ EMU_ENTRY(cuGraphRetainUserObject, CUgraph graph, CUuserObject object, unsigned 
               emu_handle_number(graph), count, flags);
     holder = emu_graph_find(graph, false);
     found = emu_object_find(object);
-    if (holder == NULL || found == NULL || count == 0 || flags > CU_GRAPH_USER_OBJECT_MOVE) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(holder != NULL && found != NULL && count != 0 && flags <= CU_GRAPH_USER_OBJECT_MOVE,
+             CUDA_ERROR_INVALID_VALUE);
     return emu_call_end(
         &call, emu_graph_retain(holder, found, count, flags == CU_GRAPH_USER_OBJECT_MOVE));
 }

@@ -55,14 +55,10 @@ EMU_ENTRY(cuMemAllocManaged, CUdeviceptr *dptr, size_t bytesize, unsigned int fl
 
 EMU_ENTRY(cuMemAlloc_v2, CUdeviceptr *dptr, size_t bytesize)
 {
-    CUresult result;
-
     EMU_BEGIN("cuMemAlloc", EMU_CALL_WORK, "size=%zu", bytesize);
-    result = allocate_memory(EMU_DEVICE, dptr, bytesize, 0);
-    if (result == CUDA_SUCCESS) {
-        emu_call_out(&call, ", ptr=0x%llx", *dptr);
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(allocate_memory(EMU_DEVICE, dptr, bytesize, 0));
+    emu_call_out(&call, ", ptr=0x%llx", *dptr);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 /* Measured (topic "pinned memory"): an allocation of no bytes succeeds. Its pointer, which no
@@ -73,22 +69,16 @@ allocate_pinned(const char *name, void **out, size_t size, unsigned int flags)
     const unsigned int known =
         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     CUdeviceptr ptr = 0;
-    CUresult result;
 
     EMU_BEGIN(name, EMU_CALL_WORK, "size=%zu, flags=%u", size, flags);
-    if (out == NULL || (flags & ~known) != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(out != NULL && (flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_NEED(emu_current() != NULL, emu_no_context());
     if (size != 0) {
-        result = allocate_memory(EMU_PINNED, &ptr, size, 0);
-    } else {
-        result = emu_current() == NULL ? emu_no_context() : CUDA_SUCCESS;
+        EMU_STEP(allocate_memory(EMU_PINNED, &ptr, size, 0));
     }
-    if (result == CUDA_SUCCESS) {
-        *out = (void *)(uintptr_t)ptr;
-        emu_call_out(&call, ", ptr=0x%llx", ptr);
-    }
-    return emu_call_end(&call, result);
+    *out = (void *)(uintptr_t)ptr;
+    emu_call_out(&call, ", ptr=0x%llx", ptr);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuMemAllocHost_v2, void **pp, size_t bytesize)
@@ -101,25 +91,33 @@ EMU_ENTRY(cuMemHostAlloc, void **pp, size_t bytesize, unsigned int Flags)
     return allocate_pinned("cuMemHostAlloc", pp, bytesize, Flags);
 }
 
+/* The allocation that begins at an address, or NULL. */
+static struct emu_allocation *
+allocation_at(CUdeviceptr ptr)
+{
+    struct emu_allocation *allocation = emu_find(ptr);
+
+    return allocation != NULL && allocation->base == ptr ? allocation : NULL;
+}
+
 /* Measured (topics "capture, each call alone" and "busy streams"): even the free of an unknown
  * pointer breaks a capture that forbids frees. A free waits for all queued operations. */
 static CUresult
 free_memory(CUdeviceptr ptr, bool pinned)
 {
     struct emu_allocation *allocation;
-    CUresult result = emu_capture_unsafe();
 
-    if (result != CUDA_SUCCESS) {
-        return result;
+    if (ptr == 0) {
+        return CUDA_SUCCESS;
     }
-    allocation = emu_find(ptr);
-    if (allocation == NULL || allocation->base != ptr
-        || (allocation->kind == EMU_PINNED) != pinned) {
+    EMU_TRY(emu_capture_unsafe());
+    allocation = allocation_at(ptr);
+    if (allocation == NULL || (allocation->kind == EMU_PINNED) != pinned) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     emu_streams_drain(NULL);
-    allocation = emu_find(ptr);
-    if (allocation == NULL || allocation->base != ptr) {
+    allocation = allocation_at(ptr);
+    if (allocation == NULL) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (allocation->pool != NULL) {
@@ -133,14 +131,13 @@ free_memory(CUdeviceptr ptr, bool pinned)
 EMU_ENTRY(cuMemFree_v2, CUdeviceptr dptr)
 {
     EMU_BEGIN("cuMemFree", EMU_CALL_WORK, "ptr=0x%llx", dptr);
-    return emu_call_end(&call, dptr == 0 ? CUDA_SUCCESS : free_memory(dptr, false));
+    return emu_call_end(&call, free_memory(dptr, false));
 }
 
 EMU_ENTRY(cuMemFreeHost, void *p)
 {
     EMU_BEGIN("cuMemFreeHost", EMU_CALL_WORK, "ptr=0x%llx", emu_handle_number(p));
-    return emu_call_end(&call,
-                        p == NULL ? CUDA_SUCCESS : free_memory((CUdeviceptr)(uintptr_t)p, true));
+    return emu_call_end(&call, free_memory((CUdeviceptr)(uintptr_t)p, true));
 }
 
 /* ---- advice ---- */
@@ -192,25 +189,27 @@ system_range(CUdeviceptr ptr, size_t size)
            && emu_find(ptr) == NULL && emu_find(ptr + size - 1) == NULL;
 }
 
+/* Finds the managed range of a call, or NULL for system memory that devices can access. */
+static CUresult
+find_managed(CUdeviceptr ptr, size_t size, const struct emu_allocation **out)
+{
+    *out = managed_range(ptr, size);
+    return *out != NULL || system_range(ptr, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 static CUresult
 advise_range(CUdeviceptr ptr, size_t size, CUmem_advise advice, CUmemLocation location)
 {
     const struct emu_allocation *allocation;
-    CUresult result = check_advice(advice, location);
 
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
+    EMU_TRY(check_advice(advice, location));
     if (emu_current() == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    allocation = managed_range(ptr, size);
-    if (allocation == NULL && !system_range(ptr, size)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    result = emu_capture_unsafe();
-    if (result != CUDA_SUCCESS || allocation == NULL) {
-        return result;
+    EMU_TRY(find_managed(ptr, size, &allocation));
+    EMU_TRY(emu_capture_unsafe());
+    if (allocation == NULL) {
+        return CUDA_SUCCESS;
     }
     if (allocation->pool != NULL) {
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -243,22 +242,18 @@ location_of_device(CUdevice device)
     return location;
 }
 
-static bool
-advice_needs_device(CUmem_advise advice)
-{
-    return advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION
-           || advice == CU_MEM_ADVISE_SET_ACCESSED_BY || advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-}
-
 EMU_ENTRY(cuMemAdvise, CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)
 {
+    bool ignored = advice != CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+                   && advice != CU_MEM_ADVISE_SET_ACCESSED_BY
+                   && advice != CU_MEM_ADVISE_UNSET_ACCESSED_BY;
+
     EMU_BEGIN("cuMemAdvise", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, advice=%d, device=%d", devPtr,
               count, (int)advice, device);
     /* Measured (topic "advise checks"): where the id matters, this version answers a missing
      * device with INVALID_DEVICE. */
-    if (advice_needs_device(advice) && device != CU_DEVICE_CPU && emu_device(device) == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_DEVICE);
-    }
+    EMU_NEED(ignored || device == CU_DEVICE_CPU || emu_device(device) != NULL,
+             CUDA_ERROR_INVALID_DEVICE);
     return emu_call_end(&call, advise_range(devPtr, count, advice, location_of_device(device)));
 }
 
@@ -285,13 +280,13 @@ queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocatio
                size_t size, CUmemLocation location)
 {
     struct emu_op op = {.kind = EMU_OP_PREFETCH, .ptr = ptr, .size = size, .location = location};
-    CUresult result = emu_policy_prefetched(allocation->region, ptr, size, location);
 
+    EMU_TRY(emu_policy_prefetched(allocation->region, ptr, size, location));
     /* As driver 580 does (docs/develop/dispatch.rst): nothing moves, also once there is a context. */
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && !emu_device_has_context(location.id)) {
         op.kind = EMU_OP_NOTHING;
     }
-    return result == CUDA_SUCCESS ? emu_stream_submit(stream, &op) : result;
+    return emu_stream_submit(stream, &op);
 }
 
 static CUresult
@@ -300,37 +295,26 @@ prefetch_range(CUdeviceptr ptr, size_t size, CUmemLocation location, unsigned in
 {
     const struct emu_allocation *allocation;
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     if (flags != 0 || size == 0 || ptr == 0) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    result = check_destination(location);
-    if (result == CUDA_SUCCESS) {
-        result = emu_stream_find(handle, &stream);
-    }
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
+    EMU_TRY(check_destination(location));
+    EMU_TRY(emu_stream_find(handle, &stream));
     /* Measured (topic "prefetch checks"): a range that wraps around is treated as empty. */
     if (ptr + size < ptr) {
         return CUDA_SUCCESS;
     }
-    allocation = managed_range(ptr, size);
-    if (allocation == NULL && !system_range(ptr, size)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    EMU_TRY(find_managed(ptr, size, &allocation));
     if (!emu_config()->concurrent) {
         return CUDA_ERROR_INVALID_DEVICE;
     }
-    result = emu_capture_refuse(stream);
-    if (result != CUDA_SUCCESS || allocation == NULL) {
-        return result;
-    }
+    EMU_TRY(emu_capture_refuse(stream));
     if (location.type == CU_MEM_LOCATION_TYPE_HOST) {
         location.id = CU_DEVICE_CPU;
     }
-    return queue_prefetch(stream, allocation, ptr, size, location);
+    return allocation == NULL ? CUDA_SUCCESS
+                              : queue_prefetch(stream, allocation, ptr, size, location);
 }
 
 EMU_ENTRY(cuMemPrefetchAsync_v2, CUdeviceptr devPtr, size_t count, CUmemLocation location,
@@ -421,26 +405,17 @@ place_of_element(const struct batch *b, size_t element)
 static CUresult
 queue_element(struct emu_stream *stream, const struct batch *b, size_t i)
 {
-    const struct emu_allocation *allocation = managed_range(b->ptrs[i], b->sizes[i]);
-    struct emu_op op = {.kind = EMU_OP_DISCARD, .ptr = b->ptrs[i], .size = b->sizes[i]};
-    CUresult result = CUDA_SUCCESS;
+    const struct emu_allocation *allocation;
+    struct emu_op op = {.ptr = b->ptrs[i], .size = b->sizes[i]};
 
-    if (allocation == NULL) {
-        if (!system_range(b->ptrs[i], b->sizes[i])) {
-            return CUDA_ERROR_INVALID_VALUE;
-        }
-        op.kind = EMU_OP_DISCARD_SYSTEM;
-    }
+    EMU_TRY(find_managed(op.ptr, op.size, &allocation));
     if (b->discard) {
-        result = emu_stream_submit(stream, &op);
+        op.kind = allocation != NULL ? EMU_OP_DISCARD : EMU_OP_DISCARD_SYSTEM;
+        EMU_TRY(emu_stream_submit(stream, &op));
     }
-    if (allocation == NULL) {
-        return result;
-    }
-    return result == CUDA_SUCCESS && b->places > 0
-               ? queue_prefetch(stream, allocation, b->ptrs[i], b->sizes[i],
-                                place_of_element(b, i))
-               : result;
+    return allocation == NULL || b->places == 0
+               ? CUDA_SUCCESS
+               : queue_prefetch(stream, allocation, op.ptr, op.size, place_of_element(b, i));
 }
 
 /* Measured (topic "batch checks"): elements before a bad one are applied, those after it are
@@ -449,25 +424,20 @@ static CUresult
 run_batch(const struct batch *b, bool has_places, CUstream handle)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     if (handle == NULL || handle == CU_STREAM_LEGACY) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    result = emu_stream_find(handle, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = check_batch(b, has_places);
+    EMU_TRY(emu_stream_find(handle, &stream));
+    EMU_TRY(check_batch(b, has_places));
+    if (!emu_config()->concurrent) {
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    if (result == CUDA_SUCCESS && !emu_config()->concurrent) {
-        result = CUDA_ERROR_INVALID_VALUE;
+    EMU_TRY(emu_capture_refuse(stream));
+    for (size_t i = 0; i < b->count; i++) {
+        EMU_TRY(queue_element(stream, b, i));
     }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_refuse(stream);
-    }
-    for (size_t i = 0; i < b->count && result == CUDA_SUCCESS; i++) {
-        result = queue_element(stream, b, i);
-    }
-    return result;
+    return CUDA_SUCCESS;
 }
 
 /* The vendor's prototypes have non-const pointers for inputs.
@@ -506,8 +476,6 @@ EMU_ENTRY(cuMemDiscardAndPrefetchBatchAsync, CUdeviceptr *dptrs, size_t *sizes, 
     return emu_call_end(&call, run_batch(&b, true, hStream));
 }
 
-/* NOLINTEND(readability-non-const-parameter) */
-
 /* ---- range attributes ---- */
 
 static CUresult
@@ -524,53 +492,38 @@ EMU_ENTRY(cuMemRangeGetAttribute, void *data, size_t dataSize, CUmem_range_attri
           CUdeviceptr devPtr, size_t count)
 {
     const struct emu_allocation *allocation = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuMemRangeGetAttribute", EMU_CALL_WORK,
               "ptr=0x%llx, count=%zu, attribute=%d, dataSize=%zu", devPtr, count, (int)attribute,
               dataSize);
-    result = check_range(&allocation, devPtr, count);
-    if (result == CUDA_SUCCESS) {
-        result = emu_policy_check(attribute, data, dataSize);
-    }
-    if (result == CUDA_SUCCESS) {
-        emu_policy_read(allocation->region, devPtr, count, attribute, data, dataSize);
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(check_range(&allocation, devPtr, count));
+    EMU_STEP(emu_policy_check(attribute, data, dataSize));
+    emu_policy_read(allocation->region, devPtr, count, attribute, data, dataSize);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 /* All sizes are checked before anything is written. */
-static CUresult
-read_attributes(void **data, const size_t *sizes, const CUmem_range_attribute *attributes,
-                size_t number, CUdeviceptr ptr, size_t size)
-{
-    const struct emu_allocation *allocation = NULL;
-    CUresult result = check_range(&allocation, ptr, size);
-
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
-    if (number == 0 || data == NULL || sizes == NULL || attributes == NULL) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    for (size_t i = 0; i < number && result == CUDA_SUCCESS; i++) {
-        result = emu_policy_check(attributes[i], data[i], sizes[i]);
-    }
-    for (size_t i = 0; i < number && result == CUDA_SUCCESS; i++) {
-        emu_policy_read(allocation->region, ptr, size, attributes[i], data[i], sizes[i]);
-    }
-    return result;
-}
-
 EMU_ENTRY(cuMemRangeGetAttributes, void **data, size_t *dataSizes,
           CUmem_range_attribute *attributes, size_t numAttributes, CUdeviceptr devPtr,
           size_t count)
 {
+    const struct emu_allocation *allocation = NULL;
+
     EMU_BEGIN("cuMemRangeGetAttributes", EMU_CALL_WORK, "ptr=0x%llx, count=%zu, numAttributes=%zu",
               devPtr, count, numAttributes);
-    return emu_call_end(
-        &call, read_attributes(data, dataSizes, attributes, numAttributes, devPtr, count));
+    EMU_STEP(check_range(&allocation, devPtr, count));
+    EMU_NEED(numAttributes != 0 && data != NULL && dataSizes != NULL && attributes != NULL,
+             CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < numAttributes; i++) {
+        EMU_STEP(emu_policy_check(attributes[i], data[i], dataSizes[i]));
+    }
+    for (size_t i = 0; i < numAttributes; i++) {
+        emu_policy_read(allocation->region, devPtr, count, attributes[i], data[i], dataSizes[i]);
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
+
+/* NOLINTEND(readability-non-const-parameter) */
 
 /* ---- locations ---- */
 
@@ -636,8 +589,6 @@ common_location(const struct location_query *q, CUdeviceptr start, CUdeviceptr e
 static CUresult
 check_location_query(struct location_query *q, const CUmemLocation *out)
 {
-    CUresult result;
-
     if (out == NULL || q->summary == 0 || q->summary > q->size || q->sampling > q->summary) {
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -647,28 +598,21 @@ check_location_query(struct location_query *q, const CUmemLocation *out)
     if (!emu_config()->concurrent) {
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    result = emu_capture_unsafe();
-    q->allocation = managed_range(q->ptr, q->size);
-    return result != CUDA_SUCCESS  ? result
-           : q->allocation != NULL ? CUDA_SUCCESS
-           : emu_find_registered(q->ptr) == NULL && system_range(q->ptr, q->size)
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    EMU_TRY(emu_capture_unsafe());
+    EMU_TRY(find_managed(q->ptr, q->size, &q->allocation));
+    return q->allocation == NULL && emu_find_registered(q->ptr) != NULL ? CUDA_ERROR_INVALID_VALUE
+                                                                        : CUDA_SUCCESS;
 }
 
 EMU_ENTRY(cuMemGetLocationInfo, CUdeviceptr ptr, size_t size, size_t summaryGranularity,
           size_t samplingGranularity, CUmemLocation *location_out)
 {
     struct location_query q = {NULL, ptr, size, summaryGranularity, samplingGranularity};
-    CUresult result;
 
     EMU_BEGIN("cuMemGetLocationInfo", EMU_CALL_WORK,
               "ptr=0x%llx, size=%zu, summaryGranularity=%zu, samplingGranularity=%zu", ptr, size,
               summaryGranularity, samplingGranularity);
-    result = check_location_query(&q, location_out);
-    if (result != CUDA_SUCCESS) {
-        return emu_call_end(&call, result);
-    }
+    EMU_STEP(check_location_query(&q, location_out));
     q.sampling = q.sampling == 0 ? emu_config()->page : q.sampling;
     if (q.allocation != NULL) {
         size_t first, end;

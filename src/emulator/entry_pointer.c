@@ -70,27 +70,22 @@ find_known(CUdeviceptr ptr)
     return allocation != NULL ? allocation : emu_find_registered(ptr);
 }
 
-static CUresult
-read_pointer_attribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
-    const struct emu_allocation *allocation = find_known(ptr);
+    const struct emu_allocation *allocation;
     size_t size = pointer_attribute_size(attribute);
     uint64_t value;
 
-    if (data == NULL || size == 0 || allocation == NULL
-        || (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && allocation->kind == EMU_DEVICE)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    value = pointer_attribute(allocation, attribute, ptr);
-    memcpy(data, &value, size);
-    return CUDA_SUCCESS;
-}
-
-EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
-{
     EMU_BEGIN("cuPointerGetAttribute", EMU_CALL_WORK, "attribute=%d, ptr=0x%llx", (int)attribute,
               ptr);
-    return emu_call_end(&call, read_pointer_attribute(data, attribute, ptr));
+    allocation = find_known(ptr);
+    EMU_NEED(
+        data != NULL && size != 0 && allocation != NULL
+            && (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER || allocation->kind != EMU_DEVICE),
+        CUDA_ERROR_INVALID_VALUE);
+    value = pointer_attribute(allocation, attribute, ptr);
+    memcpy(data, &value, size);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 /* The plural form accepts unknown pointers: it writes zeros, -2 as the device, and leaves the
@@ -137,9 +132,8 @@ EMU_ENTRY(cuPointerSetAttribute, const void *value, CUpointer_attribute attribut
     EMU_BEGIN("cuPointerSetAttribute", EMU_CALL_WORK, "attribute=%d, ptr=0x%llx", (int)attribute,
               ptr);
     allocation = emu_find(ptr);
-    if (value == NULL || allocation == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(value != NULL && allocation != NULL && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+             CUDA_ERROR_INVALID_VALUE);
     memcpy(&allocation->sync_memops, value, sizeof allocation->sync_memops);
     return emu_call_end(&call, CUDA_SUCCESS);
 }

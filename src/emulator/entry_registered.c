@@ -33,62 +33,41 @@ meets_registered(CUdeviceptr base, size_t size)
     return false;
 }
 
-static CUresult
-register_memory(CUdeviceptr base, size_t size, unsigned int flags)
+EMU_ENTRY(cuMemHostRegister_v2, void *p, size_t bytesize, unsigned int Flags)
 {
     const unsigned int known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+    CUdeviceptr base = (CUdeviceptr)(uintptr_t)p;
     struct registered *added;
 
-    if (base == 0 || size == 0 || (flags & ~known) != 0) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (emu_current() == NULL) {
-        return emu_no_context();
-    }
-    if (meets_registered(base, size)) {
-        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    }
+    EMU_BEGIN("cuMemHostRegister", EMU_CALL_WORK, "ptr=0x%llx, size=%zu, flags=%u",
+              emu_handle_number(p), bytesize, Flags);
+    EMU_NEED(base != 0 && bytesize != 0 && (Flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_NEED(emu_current() != NULL, emu_no_context());
+    EMU_NEED(!meets_registered(base, bytesize), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     added = calloc(1, sizeof *added);
-    if (added == NULL) {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
+    EMU_NEED(added != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     added->allocation = (struct emu_allocation){.base = base,
-                                                .size = size,
+                                                .size = bytesize,
                                                 .kind = EMU_PINNED,
                                                 .device = emu_current(),
                                                 .context = emu_context()};
     added->next = all_registered;
     all_registered = added;
-    return CUDA_SUCCESS;
-}
-
-EMU_ENTRY(cuMemHostRegister_v2, void *p, size_t bytesize, unsigned int Flags)
-{
-    EMU_BEGIN("cuMemHostRegister", EMU_CALL_WORK, "ptr=0x%llx, size=%zu, flags=%u",
-              emu_handle_number(p), bytesize, Flags);
-    return emu_call_end(&call, register_memory((CUdeviceptr)(uintptr_t)p, bytesize, Flags));
-}
-
-static CUresult
-unregister_memory(CUdeviceptr base)
-{
-    struct registered **link = &all_registered, *found;
-
-    while (*link != NULL && (*link)->allocation.base != base) {
-        link = &(*link)->next;
-    }
-    if (*link == NULL) {
-        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    }
-    emu_streams_drain(NULL);
-    found = *link;
-    *link = found->next;
-    free(found);
-    return CUDA_SUCCESS;
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuMemHostUnregister, void *p)
 {
+    struct registered **link = &all_registered, *found;
+
     EMU_BEGIN("cuMemHostUnregister", EMU_CALL_WORK, "ptr=0x%llx", emu_handle_number(p));
-    return emu_call_end(&call, unregister_memory((CUdeviceptr)(uintptr_t)p));
+    while (*link != NULL && (*link)->allocation.base != (CUdeviceptr)(uintptr_t)p) {
+        link = &(*link)->next;
+    }
+    EMU_NEED(*link != NULL, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    emu_streams_drain(NULL);
+    found = *link;
+    *link = found->next;
+    free(found);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }

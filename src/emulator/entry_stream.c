@@ -6,56 +6,47 @@
 EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamCreate", EMU_CALL_WORK, "flags=%u", Flags);
-    if (emu_context() == NULL) {
-        return emu_call_end(&call, emu_no_context());
-    }
-    if (phStream == NULL || (Flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    result = emu_stream_new(emu_context(), EMU_STREAM_OWN, Flags, &stream);
-    if (result == CUDA_SUCCESS) {
-        *phStream = (CUstream)stream;
-        emu_call_out(&call, ", stream=0x%llx", emu_handle_number(stream));
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(emu_context() != NULL, emu_no_context());
+    EMU_NEED(phStream != NULL && (Flags & ~(unsigned int)CU_STREAM_NON_BLOCKING) == 0,
+             CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_new(emu_context(), EMU_STREAM_OWN, Flags, &stream));
+    *phStream = (CUstream)stream;
+    emu_call_out(&call, ", stream=0x%llx", emu_handle_number(stream));
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamDestroy", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = hStream == NULL || hStream == CU_STREAM_LEGACY || hStream == CU_STREAM_PER_THREAD
-                 ? CUDA_ERROR_INVALID_HANDLE
-                 : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        emu_stream_delete(stream);
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(hStream != NULL && hStream != CU_STREAM_LEGACY && hStream != CU_STREAM_PER_THREAD,
+             CUDA_ERROR_INVALID_HANDLE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    emu_stream_delete(stream);
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+/* The stream of a handle, for calls that no capture allows. */
+static CUresult
+find_uncaptured(CUstream handle, struct emu_stream **out)
+{
+    EMU_TRY(emu_stream_find(handle, out));
+    EMU_TRY(emu_capture_refuse(*out));
+    return emu_capture_unsafe();
 }
 
 EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamSynchronize", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_refuse(stream);
-    }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_unsafe();
-    }
-    if (result == CUDA_SUCCESS) {
-        emu_stream_drain(stream);
-        emu_notice_frees();
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(find_uncaptured(hStream, &stream));
+    emu_stream_drain(stream);
+    emu_notice_frees();
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 /* A lazy stream with queued operations answers NOT_READY once and then runs them, so that
@@ -63,73 +54,51 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
 EMU_ENTRY(cuStreamQuery, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
+    bool ready = true;
 
     EMU_BEGIN("cuStreamQuery", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_refuse(stream);
-    }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_unsafe();
-    }
-    if (result == CUDA_SUCCESS && !emu_stream_idle(stream)) {
+    EMU_STEP(find_uncaptured(hStream, &stream));
+    if (!emu_stream_idle(stream)) {
         struct emu_point end = {.stream = stream->id, .serial = stream->queued};
-        bool ready = emu_point_poll(end) && !emu_streams_lazy();
-        result = ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+        ready = emu_point_poll(end) && !emu_streams_lazy();
     }
-    return emu_call_end(&call, result);
+    return emu_call_end(&call, ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 EMU_ENTRY(cuStreamGetCtx, CUstream hStream, CUcontext *pctx)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamGetCtx", EMU_CALL_BOOKKEEPING, "stream=0x%llx", emu_handle_number(hStream));
-    result = pctx == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        *pctx = (CUcontext)stream->context;
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    *pctx = (CUcontext)stream->context;
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamGetId", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = streamId == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        *streamId = stream->id;
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(streamId != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    *streamId = stream->id;
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 /* ---- capture ---- */
-
-/* Writes an output that the caller can leave out. */
-#define STORE(output, value)     \
-    do {                         \
-        if ((output) != NULL) {  \
-            *(output) = (value); \
-        }                        \
-    } while (0)
 
 EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureStatus)
 {
     struct emu_stream *stream = NULL;
     struct emu_graph *graph = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamIsCapturing", EMU_CALL_BOOKKEEPING, "stream=0x%llx",
               emu_handle_number(hStream));
-    result = captureStatus == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_status(stream, captureStatus, NULL, &graph);
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(captureStatus != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    return emu_call_end(&call, emu_capture_status(stream, captureStatus, NULL, &graph));
 }
 
 /* Every output but the status may be missing. No edge of these graphs has data. */
@@ -139,49 +108,36 @@ EMU_ENTRY(cuStreamGetCaptureInfo_v3, CUstream hStream, CUstreamCaptureStatus *ca
 {
     struct emu_stream *stream = NULL;
     struct emu_graph *graph = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamGetCaptureInfo", EMU_CALL_BOOKKEEPING, "stream=0x%llx",
               emu_handle_number(hStream));
-    result =
-        captureStatus_out == NULL ? CUDA_ERROR_INVALID_VALUE : emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_status(stream, captureStatus_out, id_out, &graph);
-    }
-    if (result == CUDA_SUCCESS) {
-        STORE(graph_out, (CUgraph)graph);
-        STORE(dependencies_out, (const CUgraphNode *)stream->front.list);
-        STORE(edgeData_out, NULL);
-        STORE(numDependencies_out, stream->front.count);
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(captureStatus_out != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    EMU_STEP(emu_capture_status(stream, captureStatus_out, id_out, &graph));
+    EMU_STORE(graph_out, (CUgraph)graph);
+    EMU_STORE(dependencies_out, (const CUgraphNode *)stream->front.list);
+    EMU_STORE(edgeData_out, NULL);
+    EMU_STORE(numDependencies_out, stream->front.count);
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuStreamBeginCapture_v2, CUstream hStream, CUstreamCaptureMode mode)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamBeginCapture", EMU_CALL_WORK, "stream=0x%llx, mode=%d",
               emu_handle_number(hStream), (int)mode);
-    result = emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_begin(stream, mode);
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    return emu_call_end(&call, emu_capture_begin(stream, mode));
 }
 
 EMU_ENTRY(cuStreamEndCapture, CUstream hStream, CUgraph *phGraph)
 {
     struct emu_stream *stream = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuStreamEndCapture", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    result = emu_stream_find(hStream, &stream);
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_end(stream, phGraph);
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    return emu_call_end(&call, emu_capture_end(stream, phGraph));
 }
 
 EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
@@ -191,9 +147,7 @@ EMU_ENTRY(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
 
     EMU_BEGIN("cuThreadExchangeStreamCaptureMode", EMU_CALL_BOOKKEEPING, "%s", "");
     /* Measured (topic "capture mode"): modes that do not exist are accepted. */
-    if (mode == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
+    EMU_NEED(mode != NULL, CUDA_ERROR_INVALID_VALUE);
     thread->mode = *mode;
     *mode = before;
     return emu_call_end(&call, CUDA_SUCCESS);
@@ -207,18 +161,13 @@ launch_function(CUstream handle, CUhostFn fn, void *argument)
     const struct emu_op op = {.kind = EMU_OP_FUNCTION, .function = fn, .argument = argument};
     struct emu_stream *stream = NULL;
     bool captured = false;
-    CUresult result = emu_stream_find(handle, &stream);
 
-    if (result == CUDA_SUCCESS && fn == NULL) {
-        result = CUDA_ERROR_INVALID_VALUE;
+    EMU_TRY(emu_stream_find(handle, &stream));
+    if (fn == NULL) {
+        return CUDA_ERROR_INVALID_VALUE;
     }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_record(stream, &captured);
-    }
-    if (result == CUDA_SUCCESS) {
-        result = captured ? emu_capture_add(stream, &op) : emu_stream_submit(stream, &op);
-    }
-    return result;
+    EMU_TRY(emu_capture_record(stream, &captured));
+    return captured ? emu_capture_add(stream, &op) : emu_stream_submit(stream, &op);
 }
 
 EMU_ENTRY(cuLaunchHostFunc, CUstream hStream, CUhostFn fn, void *userData)
@@ -233,8 +182,8 @@ EMU_ENTRY(cuLaunchHostFunc_v2, CUstream hStream, CUhostFn fn, void *userData,
 {
     EMU_BEGIN("cuLaunchHostFunc", EMU_CALL_WORK, "stream=0x%llx, sync_mode=%u",
               emu_handle_number(hStream), syncMode);
-    return emu_call_end(&call, syncMode > 1 ? CUDA_ERROR_INVALID_VALUE
-                                            : launch_function(hStream, fn, userData));
+    EMU_NEED(syncMode <= 1, CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call, launch_function(hStream, fn, userData));
 }
 
 static CUresult
@@ -277,21 +226,14 @@ EMU_ENTRY(cuEventCreate, CUevent *phEvent, unsigned int Flags)
     const unsigned int known =
         CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     struct emu_event *event = NULL;
-    CUresult result;
 
     EMU_BEGIN("cuEventCreate", EMU_CALL_WORK, "flags=%u", Flags);
-    if (emu_context() == NULL) {
-        return emu_call_end(&call, emu_no_context());
-    }
-    if (phEvent == NULL || (Flags & ~known) != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    result = emu_event_new(emu_context(), Flags, &event);
-    if (result == CUDA_SUCCESS) {
-        *phEvent = (CUevent)event;
-        emu_call_out(&call, ", event=0x%llx", emu_handle_number(event));
-    }
-    return emu_call_end(&call, result);
+    EMU_NEED(emu_context() != NULL, emu_no_context());
+    EMU_NEED(phEvent != NULL && (Flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_event_new(emu_context(), Flags, &event));
+    *phEvent = (CUevent)event;
+    emu_call_out(&call, ", event=0x%llx", emu_handle_number(event));
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
@@ -300,119 +242,93 @@ EMU_ENTRY(cuEventDestroy_v2, CUevent hEvent)
 
     EMU_BEGIN("cuEventDestroy", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
     event = emu_event_find(hEvent);
-    if (event == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_HANDLE);
-    }
+    EMU_NEED(event != NULL, CUDA_ERROR_INVALID_HANDLE);
     emu_event_delete(event);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-static CUresult
-record_event_on_stream(CUevent handle, CUstream stream_handle)
-{
-    struct emu_event *event = emu_event_find(handle);
-    struct emu_stream *stream = NULL;
-    bool captured = false;
-    CUresult result = emu_stream_find(stream_handle, &stream);
-
-    if (result == CUDA_SUCCESS && event == NULL) {
-        result = CUDA_ERROR_INVALID_HANDLE;
-    }
-    if (result == CUDA_SUCCESS && event->context != stream->context) {
-        result = CUDA_ERROR_INVALID_HANDLE;
-    }
-    if (result == CUDA_SUCCESS) {
-        result = emu_capture_record(stream, &captured);
-    }
-    if (result == CUDA_SUCCESS && captured) {
-        event->capture = stream->capture;
-        return emu_nodes_set(&event->front, stream->front.list, stream->front.count);
-    }
-    return result == CUDA_SUCCESS ? emu_event_record(event, stream) : result;
-}
-
 EMU_ENTRY(cuEventRecord, CUevent hEvent, CUstream hStream)
 {
+    struct emu_event *event;
+    struct emu_stream *stream = NULL;
+    bool captured = false;
+
     EMU_BEGIN("cuEventRecord", EMU_CALL_WORK, "event=0x%llx, stream=0x%llx",
               emu_handle_number(hEvent), emu_handle_number(hStream));
-    return emu_call_end(&call, record_event_on_stream(hEvent, hStream));
+    event = emu_event_find(hEvent);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    EMU_NEED(event != NULL && event->context == stream->context, CUDA_ERROR_INVALID_HANDLE);
+    EMU_STEP(emu_capture_record(stream, &captured));
+    if (captured) {
+        event->capture = stream->capture;
+        return emu_call_end(&call,
+                            emu_nodes_set(&event->front, stream->front.list, stream->front.count));
+    }
+    return emu_call_end(&call, emu_event_record(event, stream));
 }
 
 static CUresult
-queue_event_wait(CUstream handle, CUevent event_handle, unsigned int flags)
+queue_event_wait(struct emu_stream *stream, const struct emu_event *event)
 {
-    struct emu_event *event = emu_event_find(event_handle);
-    struct emu_stream *stream = NULL;
     bool captured = false;
-    CUresult result = emu_stream_find(handle, &stream);
 
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
-    if (event == NULL) {
-        return CUDA_ERROR_INVALID_HANDLE;
-    }
-    if ((flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL) != 0) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
     if (event->capture != NULL) {
         return emu_capture_join(stream, event);
     }
-    result = emu_capture_record(stream, &captured);
-    if (result == CUDA_SUCCESS && captured) {
-        return event->recorded ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_SUCCESS;
+    EMU_TRY(emu_capture_record(stream, &captured));
+    if (!event->recorded) {
+        return CUDA_SUCCESS;
     }
-    return result == CUDA_SUCCESS && event->recorded
-               ? emu_stream_submit_after(stream, event->point)
-               : result;
+    return captured ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+                    : emu_stream_submit_after(stream, event->point);
 }
 
 EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
+    const struct emu_event *event;
+    struct emu_stream *stream = NULL;
+
     EMU_BEGIN("cuStreamWaitEvent", EMU_CALL_WORK, "stream=0x%llx, event=0x%llx, flags=%u",
               emu_handle_number(hStream), emu_handle_number(hEvent), Flags);
-    return emu_call_end(&call, queue_event_wait(hStream, hEvent, Flags));
+    event = emu_event_find(hEvent);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    EMU_NEED(event != NULL, CUDA_ERROR_INVALID_HANDLE);
+    EMU_NEED((Flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL) == 0, CUDA_ERROR_INVALID_VALUE);
+    return emu_call_end(&call, queue_event_wait(stream, event));
+}
+
+/* The event of a handle, for calls that no capture allows. */
+static CUresult
+find_uncaptured_event(CUevent handle, const struct emu_event **out)
+{
+    *out = emu_event_find(handle);
+    if (*out == NULL) {
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    return (*out)->capture != NULL ? CUDA_ERROR_CAPTURED_EVENT : emu_capture_unsafe();
 }
 
 /* As for streams: a lazy event answers NOT_READY once, then the operations before it run. */
 EMU_ENTRY(cuEventQuery, CUevent hEvent)
 {
-    struct emu_event *event;
-    CUresult result = CUDA_SUCCESS;
+    const struct emu_event *event;
+    bool ready;
 
     EMU_BEGIN("cuEventQuery", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
-    event = emu_event_find(hEvent);
-    if (event == NULL) {
-        result = CUDA_ERROR_INVALID_HANDLE;
-    } else if (event->capture != NULL) {
-        result = CUDA_ERROR_CAPTURED_EVENT;
-    } else if (emu_capture_unsafe() != CUDA_SUCCESS) {
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    } else if (!emu_event_reached(event)) {
-        bool ready = emu_event_poll(event) && !emu_streams_lazy();
-        result = ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(find_uncaptured_event(hEvent, &event));
+    ready = emu_event_reached(event) || (emu_event_poll(event) && !emu_streams_lazy());
+    return emu_call_end(&call, ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
 {
-    struct emu_event *event;
-    CUresult result = CUDA_SUCCESS;
+    const struct emu_event *event;
 
     EMU_BEGIN("cuEventSynchronize", EMU_CALL_WORK, "event=0x%llx", emu_handle_number(hEvent));
-    event = emu_event_find(hEvent);
-    if (event == NULL) {
-        result = CUDA_ERROR_INVALID_HANDLE;
-    } else if (event->capture != NULL) {
-        result = CUDA_ERROR_CAPTURED_EVENT;
-    } else if (emu_capture_unsafe() != CUDA_SUCCESS) {
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    } else {
-        emu_event_drain(event);
-        emu_notice_frees();
-    }
-    return emu_call_end(&call, result);
+    EMU_STEP(find_uncaptured_event(hEvent, &event));
+    emu_event_drain(event);
+    emu_notice_frees();
+    return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
@@ -423,16 +339,11 @@ EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd
               emu_handle_number(hStart), emu_handle_number(hEnd));
     start = emu_event_find(hStart);
     end = emu_event_find(hEnd);
-    if (pMilliseconds == NULL) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_VALUE);
-    }
-    if (start == NULL || end == NULL || !start->recorded || !end->recorded
-        || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
-        return emu_call_end(&call, CUDA_ERROR_INVALID_HANDLE);
-    }
-    if (!emu_event_reached(start) || !emu_event_reached(end)) {
-        return emu_call_end(&call, CUDA_ERROR_NOT_READY);
-    }
+    EMU_NEED(pMilliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_NEED(start != NULL && end != NULL && start->recorded && end->recorded
+                 && ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0,
+             CUDA_ERROR_INVALID_HANDLE);
+    EMU_NEED(emu_event_reached(start) && emu_event_reached(end), CUDA_ERROR_NOT_READY);
     *pMilliseconds = (float)(end->milliseconds - start->milliseconds);
     return emu_call_end(&call, CUDA_SUCCESS);
 }

@@ -6,16 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A location and type, with its default and its current pool. */
-struct home {
-    struct home *next;
-    CUmemLocation location;
-    CUmemAllocationType type;
-    struct emu_pool *default_pool, *current;
-};
-
 static struct emu_pool *pools;
-static struct home *homes;
+static struct emu_pool_home *homes;
 static size_t user_pools;
 
 size_t
@@ -49,7 +41,6 @@ place_exists(CUmemLocation location, CUmemAllocationType type)
     case CU_MEM_LOCATION_TYPE_DEVICE:
         return emu_device(location.id) != NULL;
     case CU_MEM_LOCATION_TYPE_HOST:
-        return true;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
         return true;
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
@@ -77,103 +68,61 @@ pool_make(CUmemAllocationType type, CUmemLocation location)
     return pool;
 }
 
+/* Checks the place and the type of a pool. */
+static CUresult
+check_home(CUmemLocation location, CUmemAllocationType type)
+{
+    if ((type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED)
+        || !place_exists(location, type)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    return type == CU_MEM_ALLOCATION_TYPE_MANAGED && !emu_config()->concurrent
+               ? CUDA_ERROR_NOT_SUPPORTED
+               : CUDA_SUCCESS;
+}
+
 CUresult
 emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out)
 {
-    if ((props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED
-         && props->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED)
-        || !place_exists(props->location, props->allocType)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
     if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED
         && (props->maxSize != 0 || props->handleTypes != CU_MEM_HANDLE_TYPE_NONE)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    if (props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED && !emu_config()->concurrent) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    EMU_TRY(check_home(props->location, props->allocType));
     *out = pool_make(props->allocType, props->location);
     user_pools += *out != NULL;
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-static CUresult
-home_of(CUmemLocation location, CUmemAllocationType type, struct home **out)
+static struct emu_pool_home *
+home_make(CUmemLocation location, CUmemAllocationType type)
 {
-    struct home *home = homes;
+    struct emu_pool_home *home = calloc(1, sizeof *home);
+    struct emu_pool *pool = home == NULL ? NULL : pool_make(type, location);
 
-    if ((type != CU_MEM_ALLOCATION_TYPE_PINNED && type != CU_MEM_ALLOCATION_TYPE_MANAGED)
-        || !place_exists(location, type)) {
-        return CUDA_ERROR_INVALID_VALUE;
+    if (pool == NULL) {
+        free(home);
+        return NULL;
     }
-    if (type == CU_MEM_ALLOCATION_TYPE_MANAGED && !emu_config()->concurrent) {
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    pool->is_default = true;
+    *home = (struct emu_pool_home){homes, location, type, pool, pool};
+    homes = home;
+    return home;
+}
+
+CUresult
+emu_pool_home(CUmemLocation location, CUmemAllocationType type, struct emu_pool_home **out)
+{
+    struct emu_pool_home *home = homes;
+
+    EMU_TRY(check_home(location, type));
     while (home != NULL
            && (home->type != type || home->location.type != location.type
                || home->location.id != location.id)) {
         home = home->next;
     }
-    if (home == NULL) {
-        home = calloc(1, sizeof *home);
-        if (home == NULL) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        home->location = location;
-        home->type = type;
-        home->default_pool = pool_make(type, location);
-        if (home->default_pool == NULL) {
-            free(home);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        home->default_pool->is_default = true;
-        home->current = home->default_pool;
-        home->next = homes;
-        homes = home;
-    }
-    *out = home;
-    return CUDA_SUCCESS;
-}
-
-CUresult
-emu_pool_default(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out)
-{
-    struct home *home = NULL;
-    CUresult result = home_of(location, type, &home);
-
-    if (result == CUDA_SUCCESS) {
-        *out = home->default_pool;
-    }
-    return result;
-}
-
-CUresult
-emu_pool_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool **out)
-{
-    struct home *home = NULL;
-    CUresult result = home_of(location, type, &home);
-
-    if (result == CUDA_SUCCESS) {
-        *out = home->current;
-    }
-    return result;
-}
-
-CUresult
-emu_pool_set_current(CUmemLocation location, CUmemAllocationType type, struct emu_pool *pool)
-{
-    struct home *home = NULL;
-    CUresult result = home_of(location, type, &home);
-
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
-    if (pool == NULL || pool->type != type || pool->location.type != location.type
-        || pool->location.id != location.id) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-    home->current = pool;
-    return CUDA_SUCCESS;
+    *out = home != NULL ? home : home_make(location, type);
+    return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static void
@@ -193,7 +142,7 @@ pool_free(struct emu_pool *pool)
 void
 emu_pool_delete(struct emu_pool *pool)
 {
-    for (struct home *h = homes; h != NULL; h = h->next) {
+    for (struct emu_pool_home *h = homes; h != NULL; h = h->next) {
         if (h->current == pool) {
             h->current = h->default_pool;
         }
@@ -215,12 +164,8 @@ emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **ou
                                     ? emu_device(pool->location.id)
                                     : emu_current();
     size_t reserved;
-    CUresult result;
 
-    result = emu_allocate(kind, size, device == NULL ? emu_device(0) : device, pool, out);
-    if (result != CUDA_SUCCESS) {
-        return result;
-    }
+    EMU_TRY(emu_allocate(kind, size, device == NULL ? emu_device(0) : device, pool, out));
     (*out)->attach = CU_MEM_ATTACH_GLOBAL;
     pool->live++;
     pool->used += size;
@@ -228,12 +173,6 @@ emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **ou
     reserved = emu_pool_regions_bytes(pool);
     pool->reserved_high = reserved > pool->reserved_high ? reserved : pool->reserved_high;
     return CUDA_SUCCESS;
-}
-
-bool
-emu_pool_frees_queued(const struct emu_pool *pool)
-{
-    return pool->queued > 0;
 }
 
 void
