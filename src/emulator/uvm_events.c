@@ -13,6 +13,13 @@
 
 enum { RECORD = 64, LAST_TYPE = 63 };
 
+/* The type comes first; a type has further bytes, and then numbers of 8 bytes. */
+struct record {
+    unsigned char bytes[8];
+    uint64_t numbers[7];
+};
+_Static_assert(sizeof(struct record) == RECORD, "not the module's layout");
+
 /* Indices are below the number of records; a queue is full when one record is free. */
 struct control {
     _Atomic uint32_t get_ahead, get_behind, put_ahead, put_behind;
@@ -22,13 +29,13 @@ _Static_assert(sizeof(struct control) == EMU_UVM_CONTROL_BYTES, "not the module'
 
 struct held {
     uint64_t due; /* the flush that delivers it */
-    unsigned char bytes[RECORD];
+    struct record record;
 };
 
 struct emu_listener {
     struct emu_listener *next;
     int file;
-    unsigned char *records; /* NULL before the queue is made */
+    struct record *records; /* NULL before the queue is made */
     struct control *control;
     uint32_t count;
     uint64_t enabled; /* bits of types */
@@ -137,7 +144,7 @@ emu_listener_half_full(const struct emu_listener *listener)
 
 /* The client's index comes from memory that it can write, so it is masked. */
 static void
-put_record(struct emu_listener *listener, const unsigned char *bytes)
+put_record(struct emu_listener *listener, const struct record *record)
 {
     struct control *control = listener->control;
     uint32_t mask = listener->count - 1;
@@ -145,26 +152,25 @@ put_record(struct emu_listener *listener, const unsigned char *bytes)
     uint32_t get = atomic_load(&control->get_ahead) & mask;
 
     if (((put + 1) & mask) == get) {
-        control->dropped[bytes[0] & LAST_TYPE]++;
+        control->dropped[record->bytes[0] & LAST_TYPE]++;
         return;
     }
     atomic_store(&control->put_ahead, (put + 1) & mask);
-    memcpy(listener->records + (size_t)put * RECORD, bytes, RECORD);
+    listener->records[put] = *record;
     atomic_store(&control->put_behind, (put + 1) & mask);
 }
 
 static void
-hold_record(struct emu_listener *listener, const unsigned char *bytes)
+hold_record(struct emu_listener *listener, const struct record *record)
 {
     size_t count = listener->held_count;
     struct held *held = realloc(listener->held, (count + 1) * sizeof *held);
 
     if (held == NULL) {
-        listener->control->dropped[bytes[0] & LAST_TYPE]++;
+        listener->control->dropped[record->bytes[0] & LAST_TYPE]++;
         return;
     }
-    held[count].due = flushes + emu_queue_fault(EMU_QUEUE_LATE);
-    memcpy(held[count].bytes, bytes, RECORD);
+    held[count] = (struct held){flushes + emu_queue_fault(EMU_QUEUE_LATE), *record};
     listener->held = held;
     listener->held_count = count + 1;
 }
@@ -177,7 +183,7 @@ emu_listeners_flush(void)
         size_t ready = 0;
 
         while (ready < l->held_count && l->held[ready].due <= flushes) {
-            put_record(l, l->held[ready++].bytes);
+            put_record(l, &l->held[ready++].record);
         }
         if (ready > 0) {
             l->held_count -= ready;
@@ -190,6 +196,7 @@ emu_listeners_flush(void)
 static void
 put_garbage(struct emu_listener *listener)
 {
+    struct record record;
     unsigned char bytes[RECORD];
     uint64_t state = records_made * 0x9E3779B97F4A7C15u;
 
@@ -197,10 +204,11 @@ put_garbage(struct emu_listener *listener)
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         bytes[i] = (unsigned char)(state >> 24);
     }
+    memcpy(&record, bytes, sizeof record);
     if (records_made % 2 == 0) {
-        bytes[0] = EMU_UVM_MIGRATION;
+        record.bytes[0] = EMU_UVM_MIGRATION;
     }
-    put_record(listener, bytes);
+    put_record(listener, &record);
 }
 
 static bool
@@ -212,12 +220,12 @@ is_nth(enum emu_queue_fault fault)
 }
 
 static void
-deliver(struct emu_listener *listener, const unsigned char *bytes)
+deliver(struct emu_listener *listener, const struct record *record)
 {
-    unsigned char shifted[RECORD] = {bytes[0]};
+    struct record shifted = {{record->bytes[0]}, {0}};
 
     if (is_nth(EMU_QUEUE_DROP)) {
-        listener->control->dropped[bytes[0]]++;
+        listener->control->dropped[record->bytes[0]]++;
         return;
     }
     if (is_nth(EMU_QUEUE_LOSE)) {
@@ -227,13 +235,13 @@ deliver(struct emu_listener *listener, const unsigned char *bytes)
         put_garbage(listener);
     }
     if (emu_queue_fault(EMU_QUEUE_LAYOUT) != 0) {
-        memcpy(shifted + 8, bytes + 1, RECORD - 8);
-        bytes = shifted;
+        memcpy(shifted.numbers, (const unsigned char *)record + 1, sizeof shifted.numbers);
+        record = &shifted;
     }
     if (emu_queue_fault(EMU_QUEUE_LATE) != 0) {
-        hold_record(listener, bytes);
+        hold_record(listener, record);
     } else {
-        put_record(listener, bytes);
+        put_record(listener, record);
     }
 }
 
@@ -249,27 +257,15 @@ emu_uvm_wanted(enum emu_uvm_type type)
 }
 
 static void
-write_record(unsigned char *bytes)
+write_record(const struct record *record)
 {
-    assert(bytes[0] <= LAST_TYPE);
+    assert(record->bytes[0] <= LAST_TYPE);
     records_made++;
     for (struct emu_listener *l = listeners; l != NULL; l = l->next) {
-        if ((l->enabled >> bytes[0] & 1) != 0) {
-            deliver(l, bytes);
+        if ((l->enabled >> record->bytes[0] & 1) != 0) {
+            deliver(l, record);
         }
     }
-}
-
-static void
-put_u32(unsigned char *bytes, size_t offset, uint32_t value)
-{
-    memcpy(bytes + offset, &value, sizeof value);
-}
-
-static void
-put_u64(unsigned char *bytes, size_t offset, uint64_t value)
-{
-    memcpy(bytes + offset, &value, sizeof value);
 }
 
 /* The clock of the module's times. */
@@ -286,17 +282,9 @@ now(void)
 static unsigned char
 processor_of(uint64_t places)
 {
-    uint64_t devices = places & EMU_DEVICE_BITS;
-    unsigned char index = 1;
+    bool host = (places & ~EMU_DEVICE_BITS) != 0 || places == 0;
 
-    if ((places & ~EMU_DEVICE_BITS) != 0 || devices == 0) {
-        return 0;
-    }
-    while ((devices & 1) == 0) {
-        devices >>= 1;
-        index++;
-    }
-    return index;
+    return (unsigned char)(host ? 0 : __builtin_ctzll(places) + 1);
 }
 
 static uint64_t
@@ -307,30 +295,31 @@ processors_of(uint64_t places)
 
 /* ---- records of each type ---- */
 
+/* The part of [start, stop) from `at` to the end of its unit, a power of two. */
+static size_t
+part_at(CUdeviceptr at, CUdeviceptr stop, size_t unit)
+{
+    size_t rest = unit - (size_t)(at & (unit - 1));
+
+    return rest < stop - at ? rest : (size_t)(stop - at);
+}
+
 /* The module works in blocks of 2 MiB, and takes about a nanosecond for 50 bytes. */
 void
 emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
                  enum emu_uvm_cause cause)
 {
-    CUdeviceptr stop = start + size, end;
-
     if (!emu_uvm_wanted(EMU_UVM_MIGRATION)) {
         return;
     }
-    for (CUdeviceptr at = start; at < stop; at = end) {
-        unsigned char bytes[RECORD] = {EMU_UVM_MIGRATION, (unsigned char)cause, processor_of(from),
-                                       processor_of(to)};
-        uint64_t begun = now();
+    for (CUdeviceptr at = start, stop = start + size; at < stop;) {
+        size_t part = part_at(at, stop, EMU_BLOCK);
+        uint64_t begun = now(), ended = begun + part / 50;
 
-        end = at / EMU_BLOCK * EMU_BLOCK + EMU_BLOCK;
-        end = end < stop ? end : stop;
-        put_u64(bytes, 8, at);
-        put_u64(bytes, 16, end - at);
-        put_u64(bytes, 24, begun);
-        put_u64(bytes, 32, begun + (end - at) / 50);
-        put_u64(bytes, 48, begun);
-        put_u64(bytes, 56, begun + (end - at) / 50);
-        write_record(bytes);
+        write_record(&(struct record){
+            {EMU_UVM_MIGRATION, (unsigned char)cause, processor_of(from), processor_of(to)},
+            {at, part, begun, ended, 0, begun, ended}});
+        at += part;
     }
 }
 
@@ -338,17 +327,12 @@ emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
 void
 emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write)
 {
-    if (!emu_uvm_wanted(EMU_UVM_CPU_FAULT)) {
-        return;
-    }
-    for (size_t offset = 0; offset < size; offset += emu_config()->page) {
-        unsigned char bytes[RECORD] = {EMU_UVM_CPU_FAULT, write ? 2 : 1};
+    uint64_t thread = (uint64_t)syscall(SYS_gettid) << 32 | (uint32_t)getpid();
 
-        put_u64(bytes, 8, start + offset);
-        put_u64(bytes, 16, now());
-        put_u32(bytes, 24, (uint32_t)getpid());
-        put_u32(bytes, 28, (uint32_t)syscall(SYS_gettid));
-        write_record(bytes);
+    for (size_t offset = 0; emu_uvm_wanted(EMU_UVM_CPU_FAULT) && offset < size;
+         offset += emu_config()->page) {
+        write_record(
+            &(struct record){{EMU_UVM_CPU_FAULT, write ? 2 : 1}, {start + offset, now(), thread}});
     }
 }
 
@@ -364,17 +348,14 @@ emu_device_faults(CUdeviceptr start, size_t size)
 void
 emu_uvm_device_faulted(CUdeviceptr start, size_t size, uint64_t device, bool write)
 {
-    if (!emu_uvm_wanted(EMU_UVM_GPU_FAULT)) {
-        return;
-    }
-    for (CUdeviceptr at = start; at < start + size; at = at / FAULT * FAULT + FAULT) {
-        unsigned char bytes[RECORD] = {EMU_UVM_GPU_FAULT, 0, write ? 2 : 1, processor_of(device)};
+    CUdeviceptr stop = start + size;
+
+    for (CUdeviceptr at = start; emu_uvm_wanted(EMU_UVM_GPU_FAULT) && at < stop;
+         at += part_at(at, stop, FAULT)) {
         uint64_t time = now();
 
-        put_u64(bytes, 8, at);
-        put_u64(bytes, 16, time);
-        put_u64(bytes, 24, time);
-        write_record(bytes);
+        write_record(&(struct record){{EMU_UVM_GPU_FAULT, 0, write ? 2 : 1, processor_of(device)},
+                                      {at, time, time}});
     }
 }
 
@@ -384,13 +365,8 @@ emu_uvm_duplicated(CUdeviceptr start, size_t size, uint64_t places)
     size_t page = emu_config()->page;
 
     for (size_t offset = 0; emu_uvm_wanted(EMU_UVM_DUPLICATE) && offset < size; offset += page) {
-        unsigned char bytes[RECORD] = {EMU_UVM_DUPLICATE};
-
-        put_u64(bytes, 8, processors_of(places));
-        put_u64(bytes, 16, start + offset);
-        put_u64(bytes, 24, page);
-        put_u64(bytes, 32, now());
-        write_record(bytes);
+        write_record(&(struct record){{EMU_UVM_DUPLICATE},
+                                      {processors_of(places), start + offset, page, now()}});
     }
 }
 
@@ -401,12 +377,8 @@ emu_uvm_unduplicated(CUdeviceptr start, size_t size, uint64_t place)
 
     for (size_t offset = 0; emu_uvm_wanted(EMU_UVM_DUPLICATE_END) && offset < size;
          offset += page) {
-        unsigned char bytes[RECORD] = {EMU_UVM_DUPLICATE_END, processor_of(place)};
-
-        put_u64(bytes, 8, start + offset);
-        put_u64(bytes, 16, page);
-        put_u64(bytes, 24, now());
-        write_record(bytes);
+        write_record(&(struct record){{EMU_UVM_DUPLICATE_END, processor_of(place)},
+                                      {start + offset, page, now()}});
     }
 }
 
@@ -415,31 +387,22 @@ void
 emu_uvm_mapped_remotely(CUdeviceptr start, size_t size, uint64_t from, uint64_t to)
 {
     enum { BY_POLICY = 3 };
-    CUdeviceptr stop = start + size, end;
 
-    for (CUdeviceptr at = start; emu_uvm_wanted(EMU_UVM_MAP_REMOTE) && at < stop; at = end) {
-        unsigned char bytes[RECORD] = {EMU_UVM_MAP_REMOTE, processor_of(from), processor_of(to),
-                                       BY_POLICY};
+    for (CUdeviceptr at = start, stop = start + size;
+         emu_uvm_wanted(EMU_UVM_MAP_REMOTE) && at < stop;) {
+        size_t part = part_at(at, stop, EMU_BLOCK);
         uint64_t time = now();
 
-        end = at / EMU_BLOCK * EMU_BLOCK + EMU_BLOCK;
-        end = end < stop ? end : stop;
-        put_u64(bytes, 8, at);
-        put_u64(bytes, 16, end - at);
-        put_u64(bytes, 24, time);
-        put_u64(bytes, 32, time);
-        write_record(bytes);
+        write_record(
+            &(struct record){{EMU_UVM_MAP_REMOTE, processor_of(from), processor_of(to), BY_POLICY},
+                             {at, part, time, time}});
+        at += part;
     }
 }
 
 void
 emu_uvm_evicted(CUdeviceptr start, size_t size, uint64_t from, uint64_t to, CUdeviceptr incoming)
 {
-    unsigned char bytes[RECORD] = {EMU_UVM_EVICTION, processor_of(from), processor_of(to)};
-
-    put_u64(bytes, 8, start);
-    put_u64(bytes, 16, incoming);
-    put_u64(bytes, 24, size);
-    put_u64(bytes, 32, now());
-    write_record(bytes);
+    write_record(&(struct record){{EMU_UVM_EVICTION, processor_of(from), processor_of(to)},
+                                  {start, incoming, size, now()}});
 }
