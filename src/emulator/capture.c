@@ -164,8 +164,7 @@ emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode)
     capture->mode = mode;
     capture->thread = emu_thread()->id;
     capture->origin = stream;
-    capture->next = captures;
-    captures = capture;
+    EMU_LINK(captures, capture);
     stream->capture = capture;
     return CUDA_SUCCESS;
 }
@@ -187,8 +186,6 @@ emu_capture_join(struct emu_stream *stream, const struct emu_event *event)
 static void
 capture_delete(struct emu_capture *capture)
 {
-    struct emu_capture **link = &captures;
-
     for (struct emu_stream *s = emu_streams(); s != NULL; s = s->next) {
         if (s->capture == capture) {
             s->capture = NULL;
@@ -196,10 +193,7 @@ capture_delete(struct emu_capture *capture)
         }
     }
     emu_events_leave(capture);
-    while (*link != capture) {
-        link = &(*link)->next;
-    }
-    *link = capture->next;
+    EMU_UNLINK(captures, capture);
     free(capture);
 }
 

@@ -45,11 +45,9 @@ emu_device(int ordinal)
 bool
 emu_device_has_context(int ordinal)
 {
-    const struct emu_context *context = user_contexts;
+    const struct emu_context *context;
 
-    while (context != NULL && (context->destroyed || context->device->ordinal != ordinal)) {
-        context = context->next;
-    }
+    EMU_SEEK(context, user_contexts, !context->destroyed && context->device->ordinal == ordinal);
     return context != NULL || devices[ordinal].retained > 0;
 }
 
@@ -98,16 +96,14 @@ emu_no_context(void)
 struct emu_context *
 emu_context_find(CUcontext handle)
 {
-    struct emu_context *context = user_contexts;
+    struct emu_context *context;
 
     for (int i = 0; i < emu_config()->devices; i++) {
         if ((void *)handle == (void *)&devices[i].primary) {
             return &emu_device(i)->primary;
         }
     }
-    while (context != NULL && (void *)context != (void *)handle) {
-        context = context->next;
-    }
+    EMU_SEEK(context, user_contexts, (void *)context == (void *)handle);
     return context;
 }
 
@@ -131,16 +127,13 @@ emu_context_pop(struct emu_thread *thread)
 static struct emu_context *
 context_record(void)
 {
-    struct emu_context *context = user_contexts;
+    struct emu_context *context;
 
-    while (context != NULL && (!context->destroyed || context->stacked > 0)) {
-        context = context->next;
-    }
+    EMU_SEEK(context, user_contexts, context->destroyed && context->stacked == 0);
     if (context == NULL) {
         context = calloc(1, sizeof *context);
         if (context != NULL) {
-            context->next = user_contexts;
-            user_contexts = context;
+            EMU_LINK(user_contexts, context);
         }
     }
     return context;

@@ -43,6 +43,8 @@ extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summar
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lists.h"
+
 #define EMU_EXPORT __attribute__((visibility("default")))
 
 enum {
@@ -139,24 +141,7 @@ void emu_call_out(struct emu_call *call, const char *format, ...)
 /* Ends an entry point: logs it and releases the mutex. The entry point must return the result. */
 CUresult emu_call_end(struct emu_call *call, CUresult result);
 
-/* Begins every entry point: declares `call`, or returns early. */
-#define EMU_BEGIN(function, kind, ...) \
-    struct emu_call call;              \
-    EMU_TRY(emu_call_begin(&call, function, kind, __VA_ARGS__))
-
-/* Behind EMU_BEGIN: ends the call with the result of a step that fails. */
-#define EMU_STEP(step)                           \
-    do {                                         \
-        CUresult result_ = (step);               \
-        if (result_ != CUDA_SUCCESS) {           \
-            return emu_call_end(&call, result_); \
-        }                                        \
-    } while (0)
-
-/* Behind EMU_BEGIN: ends the call with a result unless a condition is met. */
-#define EMU_NEED(condition, result) EMU_STEP((condition) ? CUDA_SUCCESS : (result))
-
-/* In other functions: returns the result of a step that fails. */
+/* Returns the result of a step that fails. In an entry point, EMU_STEP ends the call. */
 #define EMU_TRY(step)                  \
     do {                               \
         CUresult result_ = (step);     \
@@ -164,14 +149,6 @@ CUresult emu_call_end(struct emu_call *call, CUresult result);
             return result_;            \
         }                              \
     } while (0)
-
-/* Defines an entry point under a hidden name and exports the vendor's name as an alias. The
- * library itself uses the hidden names only, so that it never calls a real driver that the same
- * process loaded with global scope. */
-#define EMU_ENTRY(symbol, ...)                                         \
-    extern __typeof__(symbol) symbol                                   \
-        __attribute__((alias("emu_" #symbol), visibility("default"))); \
-    CUresult emu_##symbol(__VA_ARGS__)
 
 /* ---- call_log.c -------------------------------------------------------------------------- */
 

@@ -116,6 +116,31 @@
 EMU_ENTRIES(EMU_DECLARE)
 #undef EMU_DECLARE
 
+/* Defines an entry point under a hidden name and exports the vendor's name as an alias. The
+ * library itself uses the hidden names only, so that it never calls a real driver that the same
+ * process loaded with global scope. */
+#define EMU_ENTRY(symbol, ...)                                         \
+    extern __typeof__(symbol) symbol                                   \
+        __attribute__((alias("emu_" #symbol), visibility("default"))); \
+    CUresult emu_##symbol(__VA_ARGS__)
+
+/* Begins every entry point: declares `call`, or returns early. */
+#define EMU_BEGIN(function, kind, ...) \
+    struct emu_call call;              \
+    EMU_TRY(emu_call_begin(&call, function, kind, __VA_ARGS__))
+
+/* Behind EMU_BEGIN: ends the call with the result of a step that fails. */
+#define EMU_STEP(step)                           \
+    do {                                         \
+        CUresult result_ = (step);               \
+        if (result_ != CUDA_SUCCESS) {           \
+            return emu_call_end(&call, result_); \
+        }                                        \
+    } while (0)
+
+/* Behind EMU_BEGIN: ends the call with a result unless a condition is met. */
+#define EMU_NEED(condition, result) EMU_STEP((condition) ? CUDA_SUCCESS : (result))
+
 /* A handle as the number that the call log shows. */
 static inline unsigned long long
 emu_handle_number(const void *handle)

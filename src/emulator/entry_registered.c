@@ -14,23 +14,20 @@ static struct registered *all_registered;
 struct emu_allocation *
 emu_find_registered(CUdeviceptr ptr)
 {
-    for (struct registered *r = all_registered; r != NULL; r = r->next) {
-        if (ptr - r->allocation.base < r->allocation.size) {
-            return &r->allocation;
-        }
-    }
-    return NULL;
+    struct registered *r;
+
+    EMU_SEEK(r, all_registered, ptr - r->allocation.base < r->allocation.size);
+    return r != NULL ? &r->allocation : NULL;
 }
 
 static bool
 meets_registered(CUdeviceptr base, size_t size)
 {
-    for (const struct registered *r = all_registered; r != NULL; r = r->next) {
-        if (base < r->allocation.base + r->allocation.size && r->allocation.base < base + size) {
-            return true;
-        }
-    }
-    return false;
+    const struct registered *r;
+
+    EMU_SEEK(r, all_registered,
+             base < r->allocation.base + r->allocation.size && r->allocation.base < base + size);
+    return r != NULL;
 }
 
 EMU_ENTRY(cuMemHostRegister_v2, void *p, size_t bytesize, unsigned int Flags)
@@ -51,23 +48,19 @@ EMU_ENTRY(cuMemHostRegister_v2, void *p, size_t bytesize, unsigned int Flags)
                                                 .kind = EMU_PINNED,
                                                 .device = emu_current(),
                                                 .context = emu_context()};
-    added->next = all_registered;
-    all_registered = added;
+    EMU_LINK(all_registered, added);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
 EMU_ENTRY(cuMemHostUnregister, void *p)
 {
-    struct registered **link = &all_registered, *found;
+    struct registered *found;
 
     EMU_BEGIN("cuMemHostUnregister", EMU_CALL_WORK, "ptr=0x%llx", emu_handle_number(p));
-    while (*link != NULL && (*link)->allocation.base != (CUdeviceptr)(uintptr_t)p) {
-        link = &(*link)->next;
-    }
-    EMU_NEED(*link != NULL, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    EMU_SEEK(found, all_registered, found->allocation.base == (CUdeviceptr)(uintptr_t)p);
+    EMU_NEED(found != NULL, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     emu_streams_drain(NULL);
-    found = *link;
-    *link = found->next;
+    EMU_UNLINK(all_registered, found);
     free(found);
     return emu_call_end(&call, CUDA_SUCCESS);
 }

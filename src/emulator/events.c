@@ -28,8 +28,7 @@ emu_event_new(const struct emu_context *context, unsigned int flags, struct emu_
     event->id = ++last_event;
     event->flags = flags;
     event->context = context;
-    event->next = events;
-    events = event;
+    EMU_LINK(events, event);
     live_events++;
     *out = event;
     return CUDA_SUCCESS;
@@ -38,35 +37,21 @@ emu_event_new(const struct emu_context *context, unsigned int flags, struct emu_
 struct emu_event *
 emu_event_find(CUevent handle)
 {
-    for (struct emu_event *e = events; e != NULL; e = e->next) {
-        if ((void *)e == (void *)handle) {
-            return e;
-        }
-    }
-    for (const struct emu_event *e = ended_events; e != NULL; e = e->next) {
-        if ((const void *)e == (const void *)handle) {
-            emu_crash("an event whose context was destroyed");
-        }
-    }
-    return NULL;
-}
+    struct emu_event *ended, *event;
 
-static void
-remove_event(const struct emu_event *event)
-{
-    struct emu_event **link = &events;
-
-    while (*link != event) {
-        link = &(*link)->next;
+    EMU_SEEK(ended, ended_events, (void *)ended == (void *)handle);
+    if (ended != NULL) {
+        emu_crash("an event whose context was destroyed");
     }
-    *link = event->next;
-    live_events--;
+    EMU_SEEK(event, events, (void *)event == (void *)handle);
+    return event;
 }
 
 void
 emu_event_delete(struct emu_event *event)
 {
-    remove_event(event);
+    EMU_UNLINK(events, event);
+    live_events--;
     emu_nodes_clear(&event->front);
     free(event);
 }
@@ -79,9 +64,9 @@ emu_events_delete(const struct emu_context *context)
     for (; event != NULL; event = next) {
         next = event->next;
         if (event->context == context) {
-            remove_event(event);
-            event->next = ended_events;
-            ended_events = event;
+            EMU_UNLINK(events, event);
+            EMU_LINK(ended_events, event);
+            live_events--;
         }
     }
 }
@@ -113,11 +98,11 @@ void
 emu_event_reach(uint64_t id)
 {
     struct timespec now;
+    struct emu_event *event;
 
-    for (struct emu_event *e = events; e != NULL; e = e->next) {
-        if (e->id == id) {
-            clock_gettime(CLOCK_MONOTONIC, &now);
-            e->milliseconds = (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
-        }
+    EMU_SEEK(event, events, event->id == id);
+    if (event != NULL) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        event->milliseconds = (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
     }
 }

@@ -69,9 +69,8 @@ emu_object_new(void *pointer, CUhostFn destroy, unsigned int count, struct emu_o
     if (made == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (struct emu_object){
-        .next = objects, .pointer = pointer, .destroy = destroy, .count = count};
-    objects = made;
+    *made = (struct emu_object){.pointer = pointer, .destroy = destroy, .count = count};
+    EMU_LINK(objects, made);
     *out = made;
     return CUDA_SUCCESS;
 }
@@ -79,30 +78,22 @@ emu_object_new(void *pointer, CUhostFn destroy, unsigned int count, struct emu_o
 struct emu_object *
 emu_object_find(CUuserObject handle)
 {
-    for (struct emu_object *o = objects; o != NULL; o = o->next) {
-        if ((void *)o == (void *)handle) {
-            return o;
-        }
-    }
-    return NULL;
+    struct emu_object *object;
+
+    EMU_SEEK(object, objects, (void *)object == (void *)handle);
+    return object;
 }
 
 CUresult
 emu_object_release(struct emu_object *object, unsigned int count)
 {
-    struct emu_object **link = &objects;
-
     if (count == 0 || count > object->count) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     object->count -= count;
     if (object->count == 0) {
-        while (*link != object) {
-            link = &(*link)->next;
-        }
-        *link = object->next;
-        object->next = dead_objects;
-        dead_objects = object;
+        EMU_UNLINK(objects, object);
+        EMU_LINK(dead_objects, object);
     }
     return CUDA_SUCCESS;
 }
@@ -150,8 +141,7 @@ emu_graph_new(struct emu_graph **out)
     if (made == NULL) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    made->next = graphs;
-    graphs = made;
+    EMU_LINK(graphs, made);
     *out = made;
     return CUDA_SUCCESS;
 }
@@ -159,23 +149,16 @@ emu_graph_new(struct emu_graph **out)
 struct emu_graph *
 emu_graph_find(const void *handle, bool executable)
 {
-    for (struct emu_graph *g = graphs; g != NULL; g = g->next) {
-        if ((const void *)g == handle && g->executable == executable) {
-            return g;
-        }
-    }
-    return NULL;
+    struct emu_graph *graph;
+
+    EMU_SEEK(graph, graphs, (const void *)graph == handle && graph->executable == executable);
+    return graph;
 }
 
 void
 emu_graph_delete(struct emu_graph *graph)
 {
-    struct emu_graph **link = &graphs;
-
-    while (*link != graph) {
-        link = &(*link)->next;
-    }
-    *link = graph->next;
+    EMU_UNLINK(graphs, graph);
     for (size_t i = 0; i < graph->nodes.count; i++) {
         emu_nodes_clear(&graph->nodes.list[i]->waits);
         free(graph->nodes.list[i]);

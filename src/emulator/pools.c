@@ -19,12 +19,10 @@ emu_pool_count(void)
 struct emu_pool *
 emu_pool_find(CUmemoryPool handle)
 {
-    for (struct emu_pool *p = pools; p != NULL; p = p->next) {
-        if ((void *)p == (void *)handle && !p->dying) {
-            return p;
-        }
-    }
-    return NULL;
+    struct emu_pool *pool;
+
+    EMU_SEEK(pool, pools, (void *)pool == (void *)handle && !pool->dying);
+    return pool;
 }
 
 bool
@@ -63,8 +61,7 @@ pool_make(CUmemAllocationType type, CUmemLocation location)
     pool->type = type;
     pool->location = location;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
-    pool->next = pools;
-    pools = pool;
+    EMU_LINK(pools, pool);
     return pool;
 }
 
@@ -113,14 +110,12 @@ home_make(CUmemLocation location, CUmemAllocationType type)
 CUresult
 emu_pool_home(CUmemLocation location, CUmemAllocationType type, struct emu_pool_home **out)
 {
-    struct emu_pool_home *home = homes;
+    struct emu_pool_home *home;
 
     EMU_TRY(check_home(location, type));
-    while (home != NULL
-           && (home->type != type || home->location.type != location.type
-               || home->location.id != location.id)) {
-        home = home->next;
-    }
+    EMU_SEEK(home, homes,
+             home->type == type && home->location.type == location.type
+                 && home->location.id == location.id);
     *out = home != NULL ? home : home_make(location, type);
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -128,13 +123,8 @@ emu_pool_home(CUmemLocation location, CUmemAllocationType type, struct emu_pool_
 static void
 pool_free(struct emu_pool *pool)
 {
-    struct emu_pool **link = &pools;
-
     emu_pool_regions_trim(pool, 0, false);
-    while (*link != pool) {
-        link = &(*link)->next;
-    }
-    *link = pool->next;
+    EMU_UNLINK(pools, pool);
     free(pool);
 }
 

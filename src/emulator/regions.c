@@ -177,12 +177,10 @@ protect(const struct emu_region *region, int protection)
 static CUdeviceptr
 end_of_overlap(CUdeviceptr ptr, size_t size)
 {
-    for (const struct emu_region *r = regions; r != NULL; r = r->next) {
-        if (r->base < ptr + size && ptr < r->base + r->size) {
-            return r->base + r->size;
-        }
-    }
-    return 0;
+    const struct emu_region *r;
+
+    EMU_SEEK(r, regions, r->base < ptr + size && ptr < r->base + r->size);
+    return r != NULL ? r->base + r->size : 0;
 }
 
 static CUdeviceptr
@@ -216,14 +214,7 @@ find_addresses(size_t size)
 void
 emu_region_delete(struct emu_region *region)
 {
-    struct emu_region **link = &regions;
-
-    while (*link != NULL && *link != region) {
-        link = &(*link)->next;
-    }
-    if (*link != NULL) {
-        *link = region->next;
-    }
+    EMU_UNLINK(regions, region);
     if (region->kind == EMU_DEVICE) {
         region->device->allocated -= region->size;
     }
@@ -286,8 +277,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
         device->allocated += size;
         emu_device_note_peak(device);
     }
-    region->next = regions;
-    regions = region;
+    EMU_LINK(regions, region);
     return region;
 }
 

@@ -38,12 +38,10 @@ emu_stream_idle(const struct emu_stream *stream)
 struct emu_stream *
 emu_stream_by_id(uint64_t id)
 {
-    for (struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if (s->id == id) {
-            return s;
-        }
-    }
-    return NULL;
+    struct emu_stream *stream;
+
+    EMU_SEEK(stream, streams, stream->id == id);
+    return stream;
 }
 
 CUresult
@@ -63,8 +61,7 @@ emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned 
     stream->context = context;
     stream->device = context->device;
     stream->flags = flags;
-    stream->next = streams;
-    streams = stream;
+    EMU_LINK(streams, stream);
     user_streams += kind == EMU_STREAM_OWN;
     *out = stream;
     return CUDA_SUCCESS;
@@ -74,26 +71,23 @@ static CUresult
 find_per_thread_stream(struct emu_context *context, struct emu_stream **out)
 {
     uint64_t thread = emu_thread()->id;
-    CUresult result;
+    struct emu_stream *s;
 
-    for (struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if (s->kind == EMU_STREAM_PER_THREAD && s->context == context && s->thread == thread) {
-            *out = s;
-            return CUDA_SUCCESS;
-        }
+    EMU_SEEK(s, streams,
+             s->kind == EMU_STREAM_PER_THREAD && s->context == context && s->thread == thread);
+    if (s == NULL) {
+        EMU_TRY(emu_stream_new(context, EMU_STREAM_PER_THREAD, 0, &s));
+        s->thread = thread;
     }
-    result = emu_stream_new(context, EMU_STREAM_PER_THREAD, 0, out);
-    if (result == CUDA_SUCCESS) {
-        (*out)->thread = thread;
-    }
-    return result;
+    *out = s;
+    return CUDA_SUCCESS;
 }
 
 CUresult
 emu_stream_find(CUstream handle, struct emu_stream **out)
 {
     struct emu_context *context = emu_context();
-    CUresult result = CUDA_SUCCESS;
+    struct emu_stream *s;
 
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         if (context == NULL) {
@@ -103,34 +97,27 @@ emu_stream_find(CUstream handle, struct emu_stream **out)
             return find_per_thread_stream(context, out);
         }
         if (context->legacy == NULL) {
-            result = emu_stream_new(context, EMU_STREAM_LEGACY, 0, &context->legacy);
+            EMU_TRY(emu_stream_new(context, EMU_STREAM_LEGACY, 0, &context->legacy));
         }
         *out = context->legacy;
-        return result;
+        return CUDA_SUCCESS;
     }
-    for (struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if ((void *)s == (void *)handle && !s->destroyed) {
-            *out = s;
-            return CUDA_SUCCESS;
-        }
+    EMU_SEEK(s, former_streams, (void *)s == (void *)handle && s->ended);
+    if (s != NULL) {
+        emu_crash("a stream whose context was destroyed");
     }
-    for (const struct emu_stream *s = former_streams; s != NULL; s = s->next) {
-        if ((const void *)s == (const void *)handle && s->ended) {
-            emu_crash("a stream whose context was destroyed");
-        }
-    }
-    return CUDA_ERROR_INVALID_HANDLE;
+    EMU_SEEK(s, streams, (void *)s == (void *)handle && !s->destroyed);
+    *out = s;
+    return s != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 bool
 emu_streams_idle(void)
 {
-    for (const struct emu_stream *s = streams; s != NULL; s = s->next) {
-        if (!emu_stream_idle(s)) {
-            return false;
-        }
-    }
-    return true;
+    const struct emu_stream *busy;
+
+    EMU_SEEK(busy, streams, !emu_stream_idle(busy));
+    return busy == NULL;
 }
 
 void
@@ -143,14 +130,8 @@ emu_stream_destroyed(struct emu_stream *stream)
 void
 emu_stream_remove(struct emu_stream *stream, bool ended_with_context)
 {
-    struct emu_stream **link = &streams;
-
-    while (*link != stream) {
-        link = &(*link)->next;
-    }
-    *link = stream->next;
+    EMU_UNLINK(streams, stream);
     user_streams -= stream->kind == EMU_STREAM_OWN && !stream->destroyed;
     stream->ended = ended_with_context && stream->kind == EMU_STREAM_OWN;
-    stream->next = former_streams;
-    former_streams = stream;
+    EMU_LINK(former_streams, stream);
 }

@@ -69,12 +69,10 @@ emu_queue_fault(enum emu_queue_fault fault)
 struct emu_listener *
 emu_listener_find(int file)
 {
-    for (struct emu_listener *l = listeners; l != NULL; l = l->next) {
-        if (l->file == file) {
-            return l;
-        }
-    }
-    return NULL;
+    struct emu_listener *listener;
+
+    EMU_SEEK(listener, listeners, listener->file == file);
+    return listener;
 }
 
 bool
@@ -86,20 +84,14 @@ emu_listener_new(int file)
         return false;
     }
     listener->file = file;
-    listener->next = listeners;
-    listeners = listener;
+    EMU_LINK(listeners, listener);
     return true;
 }
 
 void
 emu_listener_delete(struct emu_listener *listener)
 {
-    struct emu_listener **link = &listeners;
-
-    while (*link != listener) {
-        link = &(*link)->next;
-    }
-    *link = listener->next;
+    EMU_UNLINK(listeners, listener);
     free(listener->held);
     free(listener);
 }
@@ -248,12 +240,10 @@ deliver(struct emu_listener *listener, const struct record *record)
 bool
 emu_uvm_wanted(enum emu_uvm_type type)
 {
-    for (const struct emu_listener *l = listeners; l != NULL; l = l->next) {
-        if ((l->enabled >> type & 1) != 0) {
-            return true;
-        }
-    }
-    return false;
+    const struct emu_listener *listener;
+
+    EMU_SEEK(listener, listeners, (listener->enabled >> type & 1) != 0);
+    return listener != NULL;
 }
 
 static void
