@@ -82,6 +82,14 @@ emu_find_range(CUdeviceptr ptr, size_t size)
     return allocation;
 }
 
+struct emu_allocation *
+emu_find_managed(CUdeviceptr ptr, size_t size)
+{
+    struct emu_allocation *allocation = emu_find_range(ptr, size);
+
+    return allocation != NULL && allocation->kind == EMU_MANAGED ? allocation : NULL;
+}
+
 /* The first gap of at least `size` bytes in a region, or 0. */
 static CUdeviceptr
 find_gap(const struct emu_region *region, size_t size)

@@ -205,8 +205,6 @@ struct emu_runs {
 };
 
 typedef void (*emu_run_change)(union emu_value *value, size_t first, size_t end, void *argument);
-typedef void (*emu_run_visit)(const union emu_value *value, size_t first, size_t end,
-                              void *argument);
 
 /* Sets all pages to zero bytes. False: out of memory. */
 bool emu_runs_init(struct emu_runs *runs, size_t pages);
@@ -221,8 +219,15 @@ bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_ch
  * later runs. */
 bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                    void *argument);
-void emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
-                    void *argument);
+/* A run, or the part of it that lies in a range. */
+struct emu_part {
+    const union emu_value *value;
+    size_t first, end;
+};
+/* Steps to the run that begins at the end of the present one. False: the range has ended. */
+bool emu_runs_next(const struct emu_runs *runs, size_t end, struct emu_part *part);
+#define EMU_EACH_RUN(part, runs, from, to) \
+    for (struct emu_part part = {.end = (from)}; emu_runs_next(runs, to, &(part));)
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
 
 /* ---- page_map.c: the host's page table ---------------------------------------------------- */
@@ -398,6 +403,8 @@ void emu_notice_frees(void);
 struct emu_allocation *emu_find(CUdeviceptr ptr);
 /* The allocation that contains [ptr, ptr + size), or NULL. */
 struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
+/* The same for managed memory alone. */
+struct emu_allocation *emu_find_managed(CUdeviceptr ptr, size_t size);
 /* Host memory of others that is page-locked at an address, as an allocation without pages; or NULL. */
 struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
 /* The number of live allocations, and the sum of their sizes. */

@@ -4,15 +4,6 @@
 
 #include <string.h>
 
-/* The managed allocation that contains [ptr, ptr + size), or NULL. */
-static struct emu_allocation *
-managed_range(CUdeviceptr ptr, size_t size)
-{
-    struct emu_allocation *allocation = emu_find_range(ptr, size);
-
-    return allocation != NULL && allocation->kind == EMU_MANAGED ? allocation : NULL;
-}
-
 static CUresult
 allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int flags)
 {
@@ -193,7 +184,7 @@ system_range(CUdeviceptr ptr, size_t size)
 static CUresult
 find_managed(CUdeviceptr ptr, size_t size, const struct emu_allocation **out)
 {
-    *out = managed_range(ptr, size);
+    *out = emu_find_managed(ptr, size);
     return *out != NULL || system_range(ptr, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -484,7 +475,7 @@ check_range(const struct emu_allocation **out, CUdeviceptr ptr, size_t size)
     if (emu_current() == NULL) {
         return CUDA_ERROR_INVALID_CONTEXT;
     }
-    *out = managed_range(ptr, size);
+    *out = emu_find_managed(ptr, size);
     return *out == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 

@@ -82,75 +82,56 @@ emu_frames(int device, struct emu_frames *out)
     return d == NULL ? -1 : 0;
 }
 
-struct places_summary {
-    bool any, mixed;
-    uint64_t places;
-};
-
+/* Names the place of pages with copies in `places`. */
 static void
-merge_places(const union emu_value *value, size_t first, size_t end, void *argument)
+describe_places(uint64_t places, int *type, int *id)
 {
-    struct places_summary *s = argument;
-
-    (void)first;
-    (void)end;
-    s->mixed = s->mixed || (s->any && s->places != value->page.places);
-    s->places = value->page.places;
-    s->any = true;
-}
-
-static void
-describe_places(const struct places_summary *s, int *type, int *id)
-{
-    int bit = 0;
+    int bit = places == 0 ? 0 : __builtin_ctzll(places);
 
     *id = 0;
-    if (s->mixed || (s->places & (s->places - 1)) != 0) {
-        *type = 0;
-        return;
-    }
-    if (s->places == 0) {
+    if (places == 0) {
         *type = -1;
-        return;
+    } else if ((places & (places - 1)) != 0) {
+        *type = 0;
+    } else {
+        *type = bit < EMU_HOST_BIT ? 1 : 2;
+        *id = bit < EMU_HOST_BIT ? bit : bit - EMU_HOST_BIT;
     }
-    while ((s->places >> bit & 1) == 0) {
-        bit++;
-    }
-    *type = bit < EMU_HOST_BIT ? 1 : 2;
-    *id = bit < EMU_HOST_BIT ? bit : bit - EMU_HOST_BIT;
 }
 
 int
 emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id)
 {
-    struct emu_allocation *allocation;
-    struct places_summary s = {0};
+    const struct emu_allocation *allocation;
     size_t first, end;
-    int status = -1;
 
     emu_lock();
-    allocation = emu_find_range(ptr, size);
-    if (allocation != NULL && allocation->kind == EMU_MANAGED) {
+    allocation = emu_find_managed(ptr, size);
+    if (allocation != NULL) {
+        const struct emu_runs *pages = &allocation->region->pages;
+
         emu_page_span(allocation->region, ptr, size, &first, &end);
         emu_pages_observe(allocation->region, first, end);
-        emu_runs_visit(&allocation->region->pages, first, end, merge_places, &s);
-        describe_places(&s, type, id);
-        status = 0;
+        describe_places(emu_runs_at(pages, first)->page.places, type, id);
+        EMU_EACH_RUN(run, pages, first, end) {
+            if (run.value->page.places != emu_runs_at(pages, first)->page.places) {
+                *type = *id = 0;
+            }
+        }
     }
     emu_unlock();
-    return status;
+    return allocation != NULL ? 0 : -1;
 }
 
 int
 emu_touch(CUdeviceptr ptr, size_t size, int device, int write)
 {
-    struct emu_allocation *allocation;
+    const struct emu_allocation *allocation;
     int status = -1;
 
     emu_lock();
-    allocation = emu_find_range(ptr, size);
-    if (allocation != NULL && allocation->kind == EMU_MANAGED
-        && (device < 0 || emu_device(device) != NULL)) {
+    allocation = emu_find_managed(ptr, size);
+    if (allocation != NULL && (device < 0 || emu_device(device) != NULL)) {
         emu_pages_touch(allocation->region, ptr, size, device, write != 0);
         status = 0;
     }

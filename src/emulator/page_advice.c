@@ -62,14 +62,6 @@ change_policy(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-static void
-collapse_read_mostly(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    if (value->policy.read_mostly != 0) {
-        emu_pages_collapse(argument, first, end, emu_preferred_bit(&value->policy));
-    }
-}
-
 /* Three kinds of advice ignore their location. With a NUMA node, the driver returns success and
  * does nothing (topic "ignored locations"). */
 static bool
@@ -95,8 +87,11 @@ emu_policy_advise(struct emu_region *region, CUdeviceptr ptr, size_t size, CUmem
     }
     emu_page_span(region, ptr, size, &first, &end);
     emu_pages_observe(region, first, end);
-    if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY) {
-        emu_runs_visit(&region->policies, first, end, collapse_read_mostly, region);
+    EMU_EACH_RUN(part, &region->policies, first, end) {
+        if (advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY && part.value->policy.read_mostly != 0) {
+            emu_pages_collapse(region, part.first, part.end,
+                               emu_preferred_bit(&part.value->policy));
+        }
     }
     return emu_runs_change(&region->policies, first, end, change_policy, &a)
                    && emu_runs_walk(&region->records, first, end, change_policy, &a)
@@ -141,35 +136,25 @@ emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size)
     return size == sizeof(int) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The advice that all pages of a range share. A location that differs between pages becomes
- * none. */
-struct policy_summary {
-    bool any;
-    struct emu_policy policy;
-};
-
-static void
-merge_policies(const union emu_value *value, size_t first, size_t end, void *argument)
+/* The advice that all pages of a range share. A location that differs between pages becomes none. */
+static struct emu_policy
+common_policy(const struct emu_region *region, size_t first, size_t end)
 {
-    struct policy_summary *s = argument;
-    const struct emu_policy *p = &value->policy;
+    struct emu_policy common = emu_runs_at(&region->records, first)->policy;
 
-    (void)first;
-    (void)end;
-    if (!s->any) {
-        s->any = true;
-        s->policy = *p;
-        return;
+    EMU_EACH_RUN(part, &region->records, first, end) {
+        const struct emu_policy *p = &part.value->policy;
+
+        common.read_mostly &= p->read_mostly;
+        common.accessed_by &= p->accessed_by;
+        if (common.preferred_type != p->preferred_type || common.preferred_id != p->preferred_id) {
+            common.preferred_type = common.preferred_id = 0;
+        }
+        if (common.prefetch_type != p->prefetch_type || common.prefetch_id != p->prefetch_id) {
+            common.prefetch_type = common.prefetch_id = 0;
+        }
     }
-    s->policy.read_mostly &= p->read_mostly;
-    s->policy.accessed_by &= p->accessed_by;
-    if (s->policy.preferred_type != p->preferred_type
-        || s->policy.preferred_id != p->preferred_id) {
-        s->policy.preferred_type = s->policy.preferred_id = 0;
-    }
-    if (s->policy.prefetch_type != p->prefetch_type || s->policy.prefetch_id != p->prefetch_id) {
-        s->policy.prefetch_type = s->policy.prefetch_id = 0;
-    }
+    return common;
 }
 
 /* A location in the attributes with one number: the ordinal, -1 for any host, -2 for none. */
@@ -204,12 +189,12 @@ void
 emu_policy_read(const struct emu_region *region, CUdeviceptr ptr, size_t size,
                 CUmem_range_attribute attribute, int *data, size_t data_size)
 {
-    struct policy_summary s = {0};
-    const struct emu_policy *p = &s.policy;
+    struct emu_policy policy;
+    const struct emu_policy *p = &policy;
     size_t first, end;
 
     emu_page_span(region, ptr, size, &first, &end);
-    emu_runs_visit(&region->records, first, end, merge_policies, &s);
+    policy = common_policy(region, first, end);
     switch (attribute) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
         *data = (int)p->read_mostly;

@@ -143,18 +143,12 @@ move_and_map_run(union emu_value *value, size_t first, size_t end, void *argumen
 }
 
 static void
-move_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
-{
-    struct page_move *move = argument;
-
-    move->policy = policy;
-    (void)emu_runs_change(&move->region->pages, first, end, move_and_map_run, move);
-}
-
-static void
 move_pages(struct page_move *move, size_t first, size_t end)
 {
-    emu_runs_visit(&move->region->policies, first, end, move_with_policy, move);
+    EMU_EACH_RUN(part, &move->region->policies, first, end) {
+        move->policy = part.value;
+        (void)emu_runs_change(&move->region->pages, part.first, part.end, move_and_map_run, move);
+    }
 }
 
 /* Block by block, because a block may evict another of the same memory. Pages that do not fit stay

@@ -161,15 +161,17 @@ emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change ch
     return true;
 }
 
-void
-emu_runs_visit(const struct emu_runs *runs, size_t first, size_t end, emu_run_visit visit,
-               void *argument)
+bool
+emu_runs_next(const struct emu_runs *runs, size_t end, struct emu_part *part)
 {
-    for (size_t i = run_index(runs, first); i < runs->count && runs->run[i].first < end; i++) {
-        size_t from = runs->run[i].first > first ? runs->run[i].first : first;
-        size_t to = run_end(runs, i) < end ? run_end(runs, i) : end;
-        visit(&runs->run[i].value, from, to, argument);
+    size_t first = part->end, i = run_index(runs, first);
+
+    if (first >= end || first >= runs->pages) {
+        return false;
     }
+    *part = (struct emu_part){&runs->run[i].value, first, run_end(runs, i)};
+    part->end = part->end < end ? part->end : end;
+    return true;
 }
 
 const union emu_value *

@@ -161,56 +161,43 @@ touch_run(union emu_value *value, size_t first, size_t end, void *argument)
 }
 
 static void
-touch_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
+touch_runs(struct touch *touch, size_t first, size_t end)
 {
-    struct touch *touch = argument;
-
-    touch->policy = policy;
-    (void)emu_runs_change(&touch->region->pages, first, end, touch_run, touch);
+    EMU_EACH_RUN(part, &touch->region->policies, first, end) {
+        touch->policy = part.value;
+        (void)emu_runs_change(&touch->region->pages, part.first, part.end, touch_run, touch);
+    }
 }
 
-struct arrivals {
-    struct touch touch;
-    bool any;
-};
-
-static void
-find_arrivals(const union emu_value *value, size_t first, size_t end, void *argument)
+/* True if any page comes to the toucher where it has room. */
+static bool
+needs_room(struct touch touch, size_t first, size_t end)
 {
-    struct arrivals *arrivals = argument;
-
-    (void)first;
-    (void)end;
-    arrivals->any = arrivals->any || outcome_of(value, &arrivals->touch) == COMES;
-}
-
-static void
-find_arrivals_with_policy(const union emu_value *policy, size_t first, size_t end, void *argument)
-{
-    struct arrivals *arrivals = argument;
-
-    arrivals->touch.policy = policy;
-    emu_runs_visit(&arrivals->touch.region->pages, first, end, find_arrivals, arrivals);
+    touch.full = false;
+    EMU_EACH_RUN(part, &touch.region->policies, first, end) {
+        touch.policy = part.value;
+        EMU_EACH_RUN(run, &touch.region->pages, part.first, part.end) {
+            if (outcome_of(run.value, &touch) == COMES) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 /* Pages come to a device block by block, because a block may evict another of the same memory. */
 static void
 touch_pages(struct touch *touch, size_t first, size_t end)
 {
-    const struct emu_runs *policies = &touch->region->policies;
-
     if ((touch->bit & EMU_DEVICE_BITS) == 0) {
-        emu_runs_visit(policies, first, end, touch_with_policy, touch);
+        touch_runs(touch, first, end);
         return;
     }
     for (size_t at = first, next; at < end; at = next) {
-        struct arrivals arrivals = {*touch, false};
-
-        arrivals.touch.full = false;
         next = emu_block_end(at, end);
-        emu_runs_visit(policies, at, next, find_arrivals_with_policy, &arrivals);
-        touch->full = arrivals.any && !take_room(touch->region, at, touch->bit, touch->seen);
-        emu_runs_visit(policies, at, next, touch_with_policy, touch);
+        touch->full =
+            needs_room(*touch, at, next) && !take_room(touch->region, at, touch->bit, touch->seen);
+        touch_runs(touch, at, next);
     }
 }
 
@@ -225,50 +212,24 @@ clear_discard(union emu_value *value, size_t first, size_t end, void *argument)
     value->page.discarded = 0;
 }
 
-struct written {
-    const struct emu_region *region;
-    size_t first, end; /* the first run of discarded pages with other bytes */
-};
-
-static void
-find_written(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    struct written *written = argument;
-
-    if (value->page.discarded == 0 || written->first != written->end) {
-        return;
-    }
-    while (first < end && emu_page_untouched(written->region, first)) {
-        first++;
-    }
-    written->first = written->end = first;
-    while (written->end < end && !emu_page_untouched(written->region, written->end)) {
-        written->end++;
-    }
-}
-
 /* Discarded pages that the host has written are not discarded any more. A write of the very same
  * bytes is not noticed. */
 static void
 end_written_discards(struct emu_region *region, size_t first, size_t end)
 {
-    while (first < end) {
-        struct written written = {region, 0, 0};
+    EMU_EACH_RUN(run, &region->pages, first, end) {
+        size_t from = run.first;
 
-        emu_runs_visit(&region->pages, first, end, find_written, &written);
-        if (written.first == written.end) {
-            return;
+        if (run.value->page.discarded == 0) {
+            continue;
         }
-        (void)emu_runs_change(&region->pages, written.first, written.end, clear_discard, NULL);
-        first = written.end;
-    }
-}
-
-static void
-unmap_without_host(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    if ((value->page.places & ~EMU_DEVICE_BITS) == 0) {
-        emu_places_unmap(argument, first, end);
+        while (from < run.end && emu_page_untouched(region, from)) {
+            from++;
+        }
+        for (size_t to = from; to < run.end; to++) {
+            run.end = emu_page_untouched(region, to) ? to : run.end;
+        }
+        (void)emu_runs_change(&region->pages, from, run.end, clear_discard, NULL);
     }
 }
 
@@ -283,8 +244,13 @@ touch_seen(CUdeviceptr start, CUdeviceptr stop, void *argument)
     emu_page_span(region, start, (size_t)(stop - start), &first, &end);
     end_written_discards(region, first, end);
     touch_pages(touch, first, end);
-    if ((touch->bit & EMU_DEVICE_BITS) != 0) {
-        emu_runs_visit(&region->pages, first, end, unmap_without_host, region);
+    if ((touch->bit & EMU_DEVICE_BITS) == 0) {
+        return;
+    }
+    EMU_EACH_RUN(run, &region->pages, first, end) {
+        if ((run.value->page.places & ~EMU_DEVICE_BITS) == 0) {
+            emu_places_unmap(region, run.first, run.end);
+        }
     }
 }
 
@@ -321,38 +287,29 @@ observe_existing(struct emu_region *region, size_t first, size_t end)
     }
 }
 
-struct unseen {
-    size_t first, end; /* around all pages whose touches would show */
-};
-
-static void
-extend_unseen(const union emu_value *value, size_t first, size_t end, void *argument)
-{
-    struct unseen *unseen = argument;
-
-    if ((value->page.places & ~EMU_DEVICE_BITS) == 0 || value->page.discarded != 0) {
-        unseen->first = unseen->first == unseen->end ? first : unseen->first;
-        unseen->end = end;
-    }
-}
-
+/* Looks at the page map around all pages whose touches would show. */
 static void
 observe(struct touch *touch, size_t first, size_t end)
 {
     struct emu_region *region = touch->region;
-    struct unseen unseen = {0, 0};
+    size_t from = end, to = end;
 
     if (region->kind != EMU_MANAGED || emu_forked()) {
         return;
     }
-    emu_runs_visit(&region->pages, first, end, extend_unseen, &unseen);
-    if (unseen.first == unseen.end) {
+    EMU_EACH_RUN(run, &region->pages, first, end) {
+        if ((run.value->page.places & ~EMU_DEVICE_BITS) == 0 || run.value->page.discarded != 0) {
+            from = run.first < from ? run.first : from;
+            to = run.end;
+        }
+    }
+    if (from == end) {
         return;
     }
     if (region->blind
-        || !emu_map_visit(emu_page_address(region, unseen.first),
-                          emu_page_address(region, unseen.end), touch_seen, touch)) {
-        observe_existing(region, unseen.first, unseen.end);
+        || !emu_map_visit(emu_page_address(region, from), emu_page_address(region, to), touch_seen,
+                          touch)) {
+        observe_existing(region, from, to);
     }
 }
 
