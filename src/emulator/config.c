@@ -9,47 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Each profile, as changes of the first one. */
 static const struct {
-    const char *name;
-    struct emu_config config;
+    const char *name, *device, *options;
 } profiles[] = {
-    {"default",
-     {.devices = 2,
-      .numa_nodes = 2,
-      .driver = 13000,
-      .concurrent = true,
-      .capacity = (size_t)1 << 30,
-      .name = "Emulated GPU"}},
-    {"h200",
-     {.devices = 1,
-      .numa_nodes = 1,
-      .driver = 13000,
-      .concurrent = true,
-      .discard = EMU_DISCARD_KEEP,
-      .capacity = (size_t)1 << 30,
-      .name = "Emulated H200"}},
-    {"h200-x2",
-     {.devices = 2,
-      .numa_nodes = 1,
-      .driver = 13000,
-      .concurrent = true,
-      .discard = EMU_DISCARD_KEEP,
-      .capacity = (size_t)1 << 30,
-      .name = "Emulated H200"}},
-    {"wsl",
-     {.devices = 2,
-      .numa_nodes = 1,
-      .driver = 13000,
-      .concurrent = false,
-      .capacity = (size_t)1 << 30,
-      .name = "Emulated GPU"}},
-    {"old12",
-     {.devices = 2,
-      .numa_nodes = 2,
-      .driver = 12020,
-      .concurrent = true,
-      .capacity = (size_t)1 << 30,
-      .name = "Emulated GPU"}},
+    {"default", "Emulated GPU",
+     "devices=2,numa_nodes=2,driver=13000,concurrent=1,capacity_mib=1024"},
+    {"h200", "Emulated H200", "devices=1,numa_nodes=1,discard=keep"},
+    {"h200-x2", "Emulated H200", "numa_nodes=1,discard=keep"},
+    {"wsl", "Emulated GPU", "numa_nodes=1,concurrent=0"},
+    {"old12", "Emulated GPU", "driver=12020"},
 };
 
 enum number_type { INTEGER, BOOLEAN, BYTES, MEBIBYTES };
@@ -92,14 +61,19 @@ static struct emu_config active;
 static char error[512]; /* the error in the environment, or empty */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+static void read_options(char *text);
+
 static bool
 use_profile(const char *name)
 {
+    char options[192];
+
     for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
         if (strcmp(profiles[i].name, name) == 0) {
-            size_t page = active.page;
-            active = profiles[i].config;
-            active.page = page;
+            active = (struct emu_config){.page = active.page, .name = profiles[i].device};
+            (void)snprintf(options, sizeof options, "%s,%s", profiles[0].options,
+                           profiles[i].options);
+            read_options(options);
             return true;
         }
     }
@@ -226,22 +200,12 @@ refuse_option(const char *key, const char *text)
                    text == NULL ? "" : "=", text == NULL ? "" : text, taken);
 }
 
+/* Takes options apart in place. */
 static void
-load_environment(void)
+read_options(char *text)
 {
-    const char *environment = getenv("MANAGEDMEM_EMULATOR");
-    char *text, *save = NULL;
+    char *save = NULL;
 
-    (void)use_profile("default");
-    active.page = (size_t)sysconf(_SC_PAGESIZE);
-    if (environment == NULL || environment[0] == '\0') {
-        return;
-    }
-    text = strdup(environment);
-    if (text == NULL) {
-        (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: out of memory");
-        return;
-    }
     for (char *item = strtok_r(text, ",", &save); item != NULL;
          item = strtok_r(NULL, ",", &save)) {
         char *equals = strchr(item, '=');
@@ -251,6 +215,21 @@ load_environment(void)
         if (equals == NULL || !set_option(item, equals + 1)) {
             refuse_option(item, equals == NULL ? NULL : equals + 1);
         }
+    }
+}
+
+static void
+load_environment(void)
+{
+    const char *environment = getenv("MANAGEDMEM_EMULATOR");
+    char *text = environment == NULL ? NULL : strdup(environment);
+
+    active.page = (size_t)sysconf(_SC_PAGESIZE);
+    (void)use_profile("default");
+    if (text != NULL) {
+        read_options(text);
+    } else if (environment != NULL) {
+        (void)snprintf(error, sizeof error, "MANAGEDMEM_EMULATOR: out of memory");
     }
     free(text);
 }
