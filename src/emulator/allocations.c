@@ -12,9 +12,7 @@
 enum { UNIT = 512, SHARED_MAX = 1 << 20 };
 
 /* Sorted by address. */
-static struct slot {
-    struct emu_allocation *allocation;
-} *table;
+static struct emu_allocation **table;
 static size_t table_count, table_capacity, live_bytes;
 static uint64_t last_id, waits;
 
@@ -51,7 +49,7 @@ upper_bound(CUdeviceptr ptr)
 
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (table[middle].allocation->base <= ptr) {
+        if (table[middle]->base <= ptr) {
             low = middle + 1;
         } else {
             high = middle;
@@ -65,10 +63,10 @@ emu_find(CUdeviceptr ptr)
 {
     size_t i = upper_bound(ptr);
 
-    if (i == 0 || ptr - table[i - 1].allocation->base >= table[i - 1].allocation->size) {
+    if (i == 0 || ptr - table[i - 1]->base >= table[i - 1]->size) {
         return NULL;
     }
-    return table[i - 1].allocation;
+    return table[i - 1];
 }
 
 struct emu_allocation *
@@ -97,11 +95,11 @@ find_gap(const struct emu_region *region, size_t size)
     CUdeviceptr candidate = region->base, end = region->base + region->size;
     size_t i = upper_bound(region->base == 0 ? 0 : region->base - 1);
 
-    for (; i < table_count && table[i].allocation->base < end; i++) {
-        if (table[i].allocation->base - candidate >= size) {
+    for (; i < table_count && table[i]->base < end; i++) {
+        if (table[i]->base - candidate >= size) {
             return candidate;
         }
-        candidate = table[i].allocation->base + emu_round_up(table[i].allocation->size, UNIT);
+        candidate = table[i]->base + emu_round_up(table[i]->size, UNIT);
     }
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
@@ -144,7 +142,7 @@ table_add(struct emu_allocation *allocation)
 
     if (table_count == table_capacity) {
         size_t capacity = table_capacity == 0 ? 64 : table_capacity * 2;
-        struct slot *bigger = realloc(table, capacity * sizeof *bigger);
+        struct emu_allocation **bigger = realloc(table, capacity * sizeof *bigger);
         if (bigger == NULL) {
             return false;
         }
@@ -152,7 +150,7 @@ table_add(struct emu_allocation *allocation)
         table_capacity = capacity;
     }
     memmove(&table[i + 1], &table[i], (table_count - i) * sizeof *table);
-    table[i].allocation = allocation;
+    table[i] = allocation;
     table_count++;
     return true;
 }
@@ -243,8 +241,8 @@ void
 emu_release_context(const struct emu_context *context)
 {
     for (size_t i = table_count; i-- > 0;) {
-        if (table[i].allocation->context == context) {
-            emu_release(table[i].allocation);
+        if (table[i]->context == context) {
+            emu_release(table[i]);
         }
     }
 }

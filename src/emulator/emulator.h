@@ -613,6 +613,8 @@ CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, 
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
+/* True also where the stream has been deleted. */
+bool emu_point_reached(struct emu_point point);
 /* Makes the handle of a stream unknown, whose queue may hold operations yet. */
 void emu_stream_destroyed(struct emu_stream *stream);
 /* Forgets a stream whose queue is empty. A later stream gets its handle. The handle of a stream

@@ -136,14 +136,12 @@ EMU_ENTRY(cuGraphLaunch, CUgraphExec hGraphExec, CUstream hStream)
 EMU_ENTRY(cuGraphExecDestroy, CUgraphExec hGraphExec)
 {
     struct emu_graph *graph;
-    struct emu_stream *stream;
 
     EMU_BEGIN("cuGraphExecDestroy", EMU_CALL_WORK, "graph=0x%llx", emu_handle_number(hGraphExec));
     graph = emu_graph_find(hGraphExec, true);
     EMU_NEED(graph != NULL, CUDA_ERROR_INVALID_VALUE);
-    stream = emu_stream_by_id(graph->end.stream);
-    if (stream != NULL && stream->done < graph->end.serial) {
-        emu_stream_drain(stream);
+    if (!emu_point_reached(graph->end)) {
+        emu_stream_drain(emu_stream_by_id(graph->end.stream));
     }
     emu_graph_delete(graph);
     return emu_call_end(&call, CUDA_SUCCESS);

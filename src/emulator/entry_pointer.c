@@ -3,62 +3,45 @@
 
 #include <string.h>
 
+/* Reads an attribute of memory, or of none (NULL), into the low bytes of a number: only little-endian
+ * machines are supported. Returns its size, 0 for an unknown attribute. */
 static size_t
-pointer_attribute_size(CUpointer_attribute attribute)
+read_attribute(const struct emu_allocation *allocation, CUpointer_attribute attribute,
+               CUdeviceptr ptr, uint64_t *value)
 {
-    switch ((int)attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-        return 8;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-        return 4;
-    default:
-        return 0;
-    }
-}
+    static struct emu_device nowhere = {.ordinal = CU_DEVICE_INVALID};
+    static const struct emu_allocation unknown = {.device = &nowhere};
+    const struct emu_allocation *a = allocation != NULL ? allocation : &unknown;
+    const struct emu_context *context = a->context != NULL ? a->context : &a->device->primary;
+    bool pinned = a->kind == EMU_PINNED;
+    const struct {
+        CUpointer_attribute attribute;
+        size_t size;
+        uint64_t value;
+    } rows[] = {
+        {CU_POINTER_ATTRIBUTE_CONTEXT, 8, (uintptr_t)context},
+        {CU_POINTER_ATTRIBUTE_DEVICE_POINTER, 8, ptr},
+        {CU_POINTER_ATTRIBUTE_HOST_POINTER, 8, ptr},
+        {CU_POINTER_ATTRIBUTE_BUFFER_ID, 8, a->id},
+        {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 8, a->base},
+        {CU_POINTER_ATTRIBUTE_RANGE_SIZE, 8, a->size},
+        {CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, 8, 0},
+        {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, 8, (uintptr_t)a->pool},
+        {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 4, pinned ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE},
+        {CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 4, a->sync_memops},
+        {CU_POINTER_ATTRIBUTE_IS_MANAGED, 4, a->kind == EMU_MANAGED},
+        {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 4, (uint64_t)a->device->ordinal},
+        {CU_POINTER_ATTRIBUTE_MAPPED, 4, 1},
+    };
 
-/* The value of an attribute in the low bytes of a number; only little-endian machines are
- * supported. */
-static uint64_t
-pointer_attribute(const struct emu_allocation *a, CUpointer_attribute attribute, CUdeviceptr ptr)
-{
-    switch ((int)attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        return (uintptr_t)(a->context != NULL ? a->context : &a->device->primary);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        return ptr;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        return a->id;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        return a->base;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        return a->size;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-        return (uintptr_t)a->pool;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        return a->kind == EMU_PINNED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-        return a->sync_memops;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        return a->kind == EMU_MANAGED;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        return (uint64_t)a->device->ordinal;
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-        return 1;
-    default:
-        return 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].attribute == attribute) {
+            bool ordinal = attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+            *value = allocation != NULL || ordinal ? rows[i].value : 0;
+            return rows[i].size;
+        }
     }
+    return 0;
 }
 
 /* The allocation, or the memory that others have allocated and the driver has page-locked. */
@@ -73,17 +56,18 @@ find_known(CUdeviceptr ptr)
 EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     const struct emu_allocation *allocation;
-    size_t size = pointer_attribute_size(attribute);
-    uint64_t value;
+    uint64_t value = 0;
+    size_t size;
 
     EMU_BEGIN("cuPointerGetAttribute", EMU_CALL_WORK, "attribute=%d, ptr=0x%llx", (int)attribute,
               ptr);
     allocation = find_known(ptr);
     EMU_NEED(
-        data != NULL && size != 0 && allocation != NULL
+        data != NULL && allocation != NULL
             && (attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER || allocation->kind != EMU_DEVICE),
         CUDA_ERROR_INVALID_VALUE);
-    value = pointer_attribute(allocation, attribute, ptr);
+    size = read_attribute(allocation, attribute, ptr, &value);
+    EMU_NEED(size != 0, CUDA_ERROR_INVALID_VALUE);
     memcpy(data, &value, size);
     return emu_call_end(&call, CUDA_SUCCESS);
 }
@@ -100,18 +84,16 @@ read_pointer_attributes(unsigned int number, const CUpointer_attribute *attribut
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (unsigned int i = 0; i < number; i++) {
-        uint64_t value = allocation != NULL ? pointer_attribute(allocation, attributes[i], ptr)
-                         : attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-                             ? (uint64_t)(int64_t)CU_DEVICE_INVALID
-                             : 0;
         bool range = attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
                      || attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_SIZE;
+        uint64_t value = 0;
+        size_t size = read_attribute(allocation, attributes[i], ptr, &value);
 
-        if (pointer_attribute_size(attributes[i]) == 0 || data[i] == NULL) {
+        if (size == 0 || data[i] == NULL) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         if (allocation != NULL || !range) {
-            memcpy(data[i], &value, pointer_attribute_size(attributes[i]));
+            memcpy(data[i], &value, size);
         }
     }
     return CUDA_SUCCESS;

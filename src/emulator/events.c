@@ -85,13 +85,7 @@ emu_events_leave(const struct emu_capture *capture)
 bool
 emu_event_reached(const struct emu_event *event)
 {
-    const struct emu_stream *stream;
-
-    if (!event->recorded) {
-        return true;
-    }
-    stream = emu_stream_by_id(event->point.stream);
-    return stream == NULL || stream->done >= event->point.serial;
+    return !event->recorded || emu_point_reached(event->point);
 }
 
 void

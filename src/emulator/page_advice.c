@@ -11,13 +11,19 @@ struct advice {
     CUmemLocation location;
 };
 
+static bool
+is_node(CUmemLocation location)
+{
+    return location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+           || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
 /* Measured with one NUMA node (topic "read-back"): preferring a node is accepted and changes
  * nothing. With several nodes the node is kept; the calling thread's node is always 0 here. */
 static void
 set_preferred(struct emu_policy *policy, CUmemLocation location)
 {
-    bool node = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
-                || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    bool node = is_node(location);
 
     if (node && emu_config()->numa_nodes == 1) {
         return;
@@ -67,10 +73,7 @@ change_policy(union emu_value *value, size_t first, size_t end, void *argument)
 static bool
 advice_has_no_effect(CUmem_advise advice, CUmemLocation location)
 {
-    bool numa = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
-                || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-
-    return numa
+    return is_node(location)
            && (advice == CU_MEM_ADVISE_SET_READ_MOSTLY || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY
                || advice == CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION);
 }

@@ -209,13 +209,10 @@ run_unblocked(void)
 bool
 emu_point_poll(struct emu_point point)
 {
-    const struct emu_stream *stream;
-
     if (!run_until(point.stream, point.serial, false)) {
         run_unblocked();
     }
-    stream = emu_stream_by_id(point.stream);
-    return stream == NULL || stream->done >= point.serial;
+    return emu_point_reached(point);
 }
 
 void

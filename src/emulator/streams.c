@@ -44,6 +44,14 @@ emu_stream_by_id(uint64_t id)
     return stream;
 }
 
+bool
+emu_point_reached(struct emu_point point)
+{
+    const struct emu_stream *stream = emu_stream_by_id(point.stream);
+
+    return stream == NULL || stream->done >= point.serial;
+}
+
 CUresult
 emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                struct emu_stream **out)
