@@ -158,6 +158,27 @@ _Target: TypeAlias = (
     | Buffer
 )
 _TargetT = TypeVar("_TargetT", bound=_Target)
+_Order: TypeAlias = Literal["stream", "during_api_call", "any"]
+
+# cuda.core's names; a dict, or an object with these attributes.
+@type_check_only
+class _CopyHints(TypedDict, total=False):
+    src_access_order: _Order | None
+    src_location_hint: _Location | None
+    dst_location_hint: _Location | None
+    overlap_mode: Literal["default", "prefer_overlap_with_compute"] | None
+
+@type_check_only
+class _CudaCoreCopyOptions(Protocol):
+    @property
+    def src_access_order(self) -> str: ...
+    @property
+    def src_location_hint(self) -> Any: ...
+    @property
+    def dst_location_hint(self) -> Any: ...
+
+_CopyOptions: TypeAlias = _CopyHints | _CudaCoreCopyOptions
+
 
 @type_check_only
 class _MemoryResource(Protocol):
@@ -600,15 +621,27 @@ class ManagedBuffer(_HostMemory):
         unsupported: _Unsupported,
     ) -> int | None: ...
     def copy_from(
-        self, src: _Target, *, stream: _Stream | None = None, options: None = None
+        self,
+        src: _Target,
+        *,
+        stream: _Stream | None = None,
+        options: _CopyOptions | None = None,
     ) -> None: ...
     @overload
     def copy_to(
-        self, dst: None = None, *, stream: _Stream | None = None, options: None = None
+        self,
+        dst: None = None,
+        *,
+        stream: _Stream | None = None,
+        options: _CopyOptions | None = None,
     ) -> ManagedBuffer: ...
     @overload
     def copy_to(
-        self, dst: _TargetT, *, stream: _Stream | None = None, options: None = None
+        self,
+        dst: _TargetT,
+        *,
+        stream: _Stream | None = None,
+        options: _CopyOptions | None = None,
     ) -> _TargetT: ...
     def __copy__(self) -> ManagedBuffer: ...
     def __deepcopy__(self, memo: Any, /) -> ManagedBuffer: ...
@@ -1049,6 +1082,15 @@ def discard_prefetch(
     defer: _Flag | None = None,
     unsupported: _Unsupported,
 ) -> int | None: ...
+def copy(
+    sources: _Target | Iterable[_Target],
+    destinations: _Target | Iterable[_Target],
+    *,
+    stream: _Stream | None = None,
+    order: _Order = "stream",
+    src_location: _Location | Iterable[_Location] | None = None,
+    dst_location: _Location | Iterable[_Location] | None = None,
+) -> None: ...
 def residency(targets: _Target | Iterable[_Target]) -> _Residency: ...
 def empty(
     shape: SupportsIndex | Sequence[SupportsIndex],

@@ -33,6 +33,10 @@
 extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
                                     unsigned int syncMode);
 #endif
+#if CUDA_VERSION < 13020
+extern CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size,
+                                            CUmemcpyAttributes *attr, CUstream hStream);
+#endif
 #if CUDA_VERSION < 13040
 extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summaryGranularity,
                                      size_t samplingGranularity, CUmemLocation *location_out);

@@ -61,6 +61,9 @@
     X("cuPointerSetAttribute", 6000, cuPointerSetAttribute)                          \
     X("cuMemcpy", 4000, cuMemcpy)                                                    \
     X("cuMemcpyAsync", 4000, cuMemcpyAsync)                                          \
+    X("cuMemcpyBatchAsync", 12080, cuMemcpyBatchAsync)                               \
+    X("cuMemcpyBatchAsync", 13000, cuMemcpyBatchAsync_v2)                            \
+    X("cuMemcpyWithAttributesAsync", 13020, cuMemcpyWithAttributesAsync)             \
     X("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                               \
     X("cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2)                               \
     X("cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2)                               \

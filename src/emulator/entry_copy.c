@@ -134,6 +134,158 @@ EMU_ENTRY(cuMemcpyDtoDAsync_v2, CUdeviceptr dstDevice, CUdeviceptr srcDevice, si
     return copy_memory("cuMemcpyDtoDAsync", &request, hStream);
 }
 
+/* ---- copies with attributes: as documented, not measured ---- */
+
+struct copies {
+    const CUdeviceptr *to, *from;
+    const size_t *sizes;
+    size_t count;
+    const CUmemcpyAttributes *attributes;
+    const size_t *first; /* the first copy of each */
+    size_t runs;
+};
+
+static bool
+hint_is_valid(CUmemLocation hint)
+{
+    return hint.type == CU_MEM_LOCATION_TYPE_DEVICE
+               ? emu_device(hint.id) != NULL
+               : hint.type >= CU_MEM_LOCATION_TYPE_NONE
+                     && hint.type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+}
+
+static CUresult
+check_attributes(const struct copies *c)
+{
+    if (c->count == 0 || c->to == NULL || c->from == NULL || c->sizes == NULL
+        || c->attributes == NULL || c->first == NULL || c->runs == 0 || c->runs > c->count
+        || c->first[0] != 0) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < c->runs; i++) {
+        const CUmemcpyAttributes *a = &c->attributes[i];
+        if (c->first[i] >= c->count || (i > 0 && c->first[i] <= c->first[i - 1])
+            || a->srcAccessOrder < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+            || a->srcAccessOrder > CU_MEMCPY_SRC_ACCESS_ORDER_ANY || a->flags > 1
+            || !hint_is_valid(a->srcLocHint) || !hint_is_valid(a->dstLocHint)) {
+            return CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+static bool
+read_at_once(const struct copies *c)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < c->runs; i++) {
+        found =
+            found || c->attributes[i].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+    }
+    return found;
+}
+
+/* Copies nothing if one of the copies is refused, whose number is then *failed. */
+static CUresult
+queue_copies(const struct copies *c, CUstream handle, size_t *failed)
+{
+    struct emu_stream *stream = NULL;
+    CUresult result;
+
+    *failed = SIZE_MAX;
+    if (handle == NULL || handle == CU_STREAM_LEGACY) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    result = emu_stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS) {
+        result = check_attributes(c);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = emu_capture_refuse(stream);
+    }
+    for (size_t i = 0; i < c->count && result == CUDA_SUCCESS; i++) {
+        bool pageable = false;
+        result = check_copied_memory(c->to[i], c->sizes[i], false, &pageable);
+        if (result == CUDA_SUCCESS) {
+            result = check_copied_memory(c->from[i], c->sizes[i], false, &pageable);
+        }
+        if (result == CUDA_SUCCESS) {
+            result = check_pool_access(c->to[i], copying_device(stream));
+        }
+        if (result == CUDA_SUCCESS) {
+            result = check_pool_access(c->from[i], copying_device(stream));
+        }
+        *failed = result == CUDA_SUCCESS ? SIZE_MAX : i;
+    }
+    for (size_t i = 0; i < c->count && result == CUDA_SUCCESS; i++) {
+        const struct copy_request request = {c->to[i], c->from[i], c->sizes[i],
+                                             false,    false,      read_at_once(c)};
+        result = queue_copy(&request, handle);
+    }
+    return result;
+}
+
+static void
+log_copies(struct emu_call *call, const struct copies *c, CUstream stream)
+{
+    emu_call_out(call, "count=%zu, numAttrs=%zu, stream=0x%llx, copies=[", c->count, c->runs,
+                 emu_handle_number(stream));
+    for (size_t i = 0; c->to != NULL && c->sizes != NULL && i < c->count && i < 4; i++) {
+        emu_call_out(call, "%s0x%llx+%zu", i == 0 ? "" : " ", c->to[i], c->sizes[i]);
+    }
+    emu_call_out(call, "], attrs=[");
+    for (size_t i = 0; c->attributes != NULL && c->first != NULL && i < c->runs && i < 4; i++) {
+        const CUmemcpyAttributes *a = &c->attributes[i];
+        emu_call_out(call, "%s%d:%d>%d:%d@%zu", i == 0 ? "" : " ", (int)a->srcAccessOrder,
+                     (int)a->srcLocHint.type, (int)a->dstLocHint.type, (int)a->flags, c->first[i]);
+    }
+    emu_call_out(call, "]");
+}
+
+static CUresult
+copy_batch(const struct copies *c, size_t *failed, CUstream stream)
+{
+    size_t ignored;
+
+    EMU_BEGIN("cuMemcpyBatchAsync", EMU_CALL_WORK, "%s", "");
+    log_copies(&call, c, stream);
+    return emu_call_end(&call, queue_copies(c, stream, failed != NULL ? failed : &ignored));
+}
+
+/* The vendor's prototypes have non-const pointers for inputs.
+ * NOLINTBEGIN(readability-non-const-parameter) */
+EMU_ENTRY(cuMemcpyBatchAsync, CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+          CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
+          CUstream hStream)
+{
+    const struct copies c = {dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs};
+
+    return copy_batch(&c, failIdx, hStream);
+}
+
+EMU_ENTRY(cuMemcpyBatchAsync_v2, CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+          CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
+{
+    const struct copies c = {dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs};
+
+    return copy_batch(&c, NULL, hStream);
+}
+
+EMU_ENTRY(cuMemcpyWithAttributesAsync, CUdeviceptr dst, CUdeviceptr src, size_t size,
+          CUmemcpyAttributes *attr, CUstream hStream)
+{
+    const size_t first = 0;
+    const struct copies c = {&dst, &src, &size, 1, attr, &first, attr != NULL};
+    size_t ignored;
+
+    EMU_BEGIN("cuMemcpyWithAttributesAsync", EMU_CALL_WORK, "%s", "");
+    log_copies(&call, &c, hStream);
+    return emu_call_end(&call, queue_copies(&c, hStream, &ignored));
+}
+
+/* NOLINTEND(readability-non-const-parameter) */
+
 static CUresult
 queue_fill(const struct emu_op *op, CUstream handle)
 {

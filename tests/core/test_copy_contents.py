@@ -135,7 +135,7 @@ class TestFill:
 
 
 class TestOptions:
-    """cuda.core's hints for copies: accepted when there are none."""
+    """cuda.core's hints for copies, of which `test_copies.py` has the effect."""
 
     def test_none_is_taken(self, buf, alloc):
         other = alloc(buf.size)
@@ -146,11 +146,16 @@ class TestOptions:
         other = alloc(buf.size)
         write(buf, 1)
         write(other, 2)
-        for copy in (
-            lambda: other.copy_from(buf, options=object()),
-            lambda: buf.copy_to(other, options={}),
-            lambda: buf.copy_to(options="fast"),
+        for error, named, options in (
+            (TypeError, "src_access_order, src_location_hint", object()),
+            (TypeError, "src_access_order, src_location_hint", "fast"),
+            (TypeError, "got {'order': 'any'}", {"order": "any"}),
+            (TypeError, "src_location_hint: .* got 0", {"src_location_hint": 0}),
+            (ValueError, "src_access_order .* got 'first'", {"src_access_order": "first"}),
+            (ValueError, "overlap_mode .* got 1", {"overlap_mode": 1}),
         ):
-            with pytest.raises(NotImplementedError, match="options must be None"):
-                copy()
+            with pytest.raises(error, match=named):
+                other.copy_from(buf, options=options)
+            with pytest.raises(error, match=named):
+                buf.copy_to(other, options=options)
         assert contents(other) == b"\2" * other.size

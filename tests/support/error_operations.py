@@ -123,6 +123,9 @@ HOST_ACCESS = {
 ON_CLOSED_STREAMS = {
     "prefetch on a closed stream": on_closed_stream(lambda w, s: w.a.prefetch(ZERO, stream=s)),
     "discard on a closed stream": on_closed_stream(lambda w, s: w.a.discard(stream=s)),
+    "copy of several on a closed stream": on_closed_stream(
+        lambda w, s: managedmem.copy([w.a, w.b], [w.c, w.large[: w.a.size]], stream=s)
+    ),
     "copy on a closed stream": on_closed_stream(lambda w, s: w.a.copy_from(w.b, stream=s)),
     "fill on a closed stream": on_closed_stream(lambda w, s: w.a.fill(1, stream=s)),
     "numpy on a closed stream": on_closed_stream(lambda w, s: w.a.numpy(s)),
@@ -153,6 +156,9 @@ ERRORS = {
     "a word as a target": wrong(lambda w: managedmem.discard([w.a, "b"])),
     "a large byte": wrong(lambda w: w.a.fill(256), OverflowError),
     "three bytes": wrong(lambda w: w.a.fill(b"abc"), ValueError),
+    "copy of overlapping pairs": wrong(
+        lambda w: managedmem.copy([w.b[:9], bytes(9)], [w.a[:9], w.a[4:13]]), ValueError
+    ),
     "copy of another size": wrong(lambda w: w.a.copy_from(w.part), ValueError),
     "an index too large": wrong(lambda w: w.a[SIZE], IndexError),
     "every second byte": wrong(lambda w: w.a[::2], ValueError),

@@ -474,6 +474,26 @@ OPERATIONS = {
         lambda w: w.a.copy_from(w.b), "ManagedBuffer.copy_from", may_change=WRITES
     ),
     "copy_to": Operation(lambda w: w.a.copy_to(w.b), "ManagedBuffer.copy_to", may_change=WRITES),
+    "copy of several": Operation(
+        lambda w: managedmem.copy([w.a, w.b[:9]], [w.c, w.large[:9]], stream=w.stream),
+        "copy",
+        may_change=WRITES,
+        faults=2,
+    ),
+    "copy of system memory and a producer's array": Operation(
+        lambda w: managedmem.copy(
+            [bytes(9), CudaArray(w.b, members={"stream": 1})],
+            [w.large[:9], w.a],
+            stream=w.stream,
+            order="during_api_call",
+        ),
+        may_change=WRITES,
+        silent=frozenset({"cuEventDestroy"}),
+        faults=6,
+    ),
+    "copy_from with hints on the default stream": Operation(
+        lambda w: w.a.copy_from(w.b, options={"src_location_hint": HOST}), may_change=WRITES
+    ),
     "copy_to a new buffer": Operation(lambda w: w.keep(w.a.copy_to()), faults=2),
     # Objects that are created.
     "allocate": Operation(

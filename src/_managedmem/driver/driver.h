@@ -14,8 +14,14 @@
 #include "functions.h"
 #include "status.h"
 
-#if CUDA_VERSION < 13040
 /* Missing in the oldest supported headers. */
+#if CUDA_VERSION < 13020
+typedef CUresult(CUDAAPI *PFN_cuMemcpyWithAttributesAsync_v13020)(CUdeviceptr dst, CUdeviceptr src,
+                                                                  size_t size,
+                                                                  CUmemcpyAttributes *attr,
+                                                                  CUstream stream);
+#endif
+#if CUDA_VERSION < 13040
 typedef CUresult(CUDAAPI *PFN_cuMemGetLocationInfo_v13040)(CUdeviceptr ptr, size_t size,
                                                            size_t summary, size_t sampling,
                                                            CUmemLocation *locations);

@@ -68,9 +68,11 @@
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
-/* NULL in drivers that lack them: from CUDA 13.0 and 13.4; and for the nodes of graphs under capture,
- * which newer drivers have in this form for older programs. */
+/* NULL in drivers that lack them: from CUDA 12.8, 13.0, 13.2 and 13.4; and for the nodes of graphs under
+ * capture. Newer drivers have those, and the batch of copies, in this form for older programs. */
 #define MM_OPTIONAL_FUNCTIONS(X)              \
+    X(MemcpyBatchAsync, 12080)                \
+    X(MemcpyWithAttributesAsync, 13020)       \
     X(MemPrefetchBatchAsync, 13000)           \
     X(MemDiscardBatchAsync, 13000)            \
     X(MemDiscardAndPrefetchBatchAsync, 13000) \

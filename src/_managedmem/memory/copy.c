@@ -1,12 +1,11 @@
-/* copy.c: the copy and memset calls. */
+/* copy.c: one copy, and the memset calls. */
 #include "copy.h"
 
 #include <assert.h>
 #include <string.h>
 
-/* Adds to a refusal that the current device has no access to this pool memory. In a scope. */
-static void
-explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
+void
+mm_copy_explain(mm_driver *cu, CUdeviceptr p, mm_status *st)
 {
     CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
                                         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
@@ -34,19 +33,19 @@ explain_access(mm_driver *cu, CUdeviceptr p, mm_status *st)
     }
 }
 
-/* In a scope. */
-static int
-copy_in_order(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
+int
+mm_copy_queue(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream,
               mm_status *st)
 {
     CUresult code = cu->MemcpyAsync(to, from, size, stream);
 
+    assert(mm_in_scope());
     if (code == CUDA_SUCCESS) {
         return 0;
     }
     (void)mm_fail_call(st, "cuMemcpyAsync", (int)code);
-    explain_access(cu, to, st);
-    explain_access(cu, from, st);
+    mm_copy_explain(cu, to, st);
+    mm_copy_explain(cu, from, st);
     return -1;
 }
 
@@ -55,7 +54,7 @@ copy_and_wait(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUst
               mm_status *st)
 {
     if (mm_stream_refuse_capture(cu, stream, "a copy of system memory", st) < 0
-        || copy_in_order(cu, to, from, size, stream, st) < 0) {
+        || mm_copy_queue(cu, to, from, size, stream, st) < 0) {
         return -1;
     }
     MM_TRY(cu, StreamSynchronize, st, stream);
@@ -74,7 +73,7 @@ mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, mm_device_
         return -1;
     }
     rc = system ? copy_and_wait(cu, to, from, size, stream.handle, st)
-                : copy_in_order(cu, to, from, size, stream.handle, st);
+                : mm_copy_queue(cu, to, from, size, stream.handle, st);
     mm_scope_leave(&scope);
     return rc;
 }
@@ -142,7 +141,7 @@ mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned 
     }
     rc = fill_unaligned(cu, range.start, range.size, pattern, width, stream.handle, st);
     if (rc < 0) {
-        explain_access(cu, range.start, st);
+        mm_copy_explain(cu, range.start, st);
     }
     mm_scope_leave(&scope);
     return rc;

@@ -10,6 +10,14 @@
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
                          mm_device_stream stream, bool system, mm_status *st);
 
+/* Queues a copy of at least 1 byte, in the scope of its stream. */
+MM_NODISCARD int mm_copy_queue(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
+                               CUstream stream, mm_status *st);
+
+/* Adds to a refused copy or fill that the current device has no access to this pool memory. In a
+ * scope. */
+void mm_copy_explain(mm_driver *cu, CUdeviceptr p, mm_status *st);
+
 /* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. Does nothing
  * for an empty range. */
 MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4],

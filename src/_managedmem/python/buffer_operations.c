@@ -5,7 +5,7 @@
 
 #include "../memory/result_blocks.h"
 #include "buffer.h"
-#include "foreign_memory.h"
+#include "copies.h"
 #include "foreign_resource.h"
 #include "foreign_location.h"
 #include "resource.h"
@@ -158,8 +158,6 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 
 /* --- copies ----------------------------------------------------------------------------- */
 
-static const char CANNOT_WRITE[] = "cannot be copied into: it is read-only";
-
 /* The other side of a copy: a ManagedBuffer, or memory of another library. */
 typedef struct {
     mm_range range;
@@ -168,51 +166,6 @@ typedef struct {
     CUstream producer; /* the stream in the interface of an array; else NULL */
     PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
 } other_side;
-
-/* ValueError unless another library's object is C-contiguous, in the byte order of the buffer's
- * elements and, for a destination, writable. A buffer of single bytes takes them as they are. */
-static int
-check_foreign_side(const mm_buffer *b, PyObject *value, bool writable, const mm_foreign *side)
-{
-    if (side->swapped && b->dtype->itemsize > 1) {
-        return mm_refuse_foreign(PyExc_ValueError, value,
-                                 "has elements of the other byte order, and a copy of their bytes "
-                                 "would change their values: convert it, as "
-                                 "array.astype(array.dtype.newbyteorder(\"=\")) does");
-    }
-    if (side->lazy) {
-        return mm_refuse_foreign(PyExc_ValueError, value, MM_LAZY_TENSOR);
-    }
-    if (side->strided) {
-        return mm_refuse_foreign(
-            PyExc_ValueError, value,
-            writable ? "cannot be written: it is not C-contiguous; copy into memory "
-                       "that is, and from there"
-                     : "cannot be copied: it is not C-contiguous; make a copy that "
-                       "is, as numpy.ascontiguousarray() does");
-    }
-    return writable && side->read_only ? mm_refuse_foreign(PyExc_ValueError, value, CANNOT_WRITE)
-                                       : 0;
-}
-
-static int
-read_foreign_side(const mm_buffer *b, PyObject *value, bool writable, other_side *o)
-{
-    mm_foreign side;
-
-    if (mm_read_foreign(b->state, value, true, &side) < 0) {
-        return -1;
-    }
-    if (check_foreign_side(b, value, writable, &side) < 0
-        || mm_check_foreign_copied(b->state, &side) < 0) {
-        Py_XDECREF(side.export);
-        return -1;
-    }
-    o->range = side.range;
-    o->producer = side.producer;
-    o->export = side.export;
-    return 0;
-}
 
 /* ValueError for unequal sizes, and for ranges that overlap without being the same, because the
  * driver copies in no defined order. */
@@ -240,22 +193,17 @@ check_sides(const mm_buffer *b, mm_range other)
 static int
 read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
 {
-    assert(b->state != NULL && !PyErr_Occurred());
-    *o = (other_side){.device = MM_ANY_DEVICE};
-    if (mm_is_buffer(b->state, value)) {
-        mm_buffer *other = mm_buffer_of(value);
-        if (mm_buffer_check_open(other) < 0
-            || (writable && mm_refuse_read_only(value, CANNOT_WRITE) < 0)
-            || mm_check_copied(other, &o->export) < 0) {
-            return -1;
-        }
-        o->range.start = other->start;
-        o->range.size = other->size;
-        o->device = other->memory->device;
-        o->buffer = other;
-    } else if (read_foreign_side(b, value, writable, o) < 0) {
+    mm_foreign side;
+
+    assert(b->state != NULL);
+    if (mm_read_copied(b->state, value, writable, b->dtype->itemsize == 1, &side) < 0) {
         return -1;
     }
+    o->buffer = mm_is_buffer(b->state, value) ? mm_buffer_of(value) : NULL;
+    o->device = o->buffer ? o->buffer->memory->device : MM_ANY_DEVICE;
+    o->range = side.range;
+    o->producer = side.producer;
+    o->export = side.export;
     if (check_sides(b, o->range) < 0) {
         Py_CLEAR(o->export);
         return -1;
@@ -274,12 +222,23 @@ follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_str
     return producer.handle == NULL ? 0 : mm_stream_follow(use->cu, stream, producer, st);
 }
 
+static int
+copy_with_hints(const mm_buffer_use *use, CUdeviceptr to, CUdeviceptr from,
+                const mm_copy_hints *hints, mm_device_stream stream, mm_status *st)
+{
+    size_t size = use->range.size;
+    mm_copy_options options = {stream, hints->options.order, hints->options.flags};
+
+    return mm_copy_hinted(use->cu, (mm_transfer){{to, size, to}, hints->to},
+                          (mm_transfer){{from, size, from}, hints->from}, &options, st);
+}
+
 /* Copies, and waits if one side is system memory, which may be freed once the call returns. So does
  * the memory of an array of numpy(copy=True): another copy may use it then. A default stream
  * belongs to the device that owns the buffer, else the other side. */
 static int
-copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, CUstream handle,
-             mm_status *st)
+copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
+             const mm_copy_hints *hints, CUstream handle, mm_status *st)
 {
     CUdeviceptr to = to_other ? other->range.start : use->range.start;
     CUdeviceptr from = to_other ? use->range.start : other->range.start;
@@ -298,7 +257,10 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other, C
     }
     system = attributes.type == 0
              || (attributes.type == CU_MEMORYTYPE_HOST && mm_result_contains(other->range.start));
-    return mm_copy(use->cu, to, from, use->range.size, stream, !attributes.managed && system, st);
+    system = system && !attributes.managed;
+    return hints->given && !system && to != from
+               ? copy_with_hints(use, to, from, hints, stream, st)
+               : mm_copy(use->cu, to, from, use->range.size, stream, system, st);
 }
 
 /* Enters the buffer, the stream and the other side; after a failure none of them is entered. */
@@ -317,7 +279,8 @@ enter_copy(mm_buffer *b, const mm_stream_use *stream, const other_side *other, m
 }
 
 static PyObject *
-copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_other)
+copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, const mm_copy_hints *hints,
+                bool to_other)
 {
     mm_stream_use stream;
     mm_buffer_use use;
@@ -334,7 +297,7 @@ copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = copy_entered(&use, &other, to_other, stream.handle, &st);
+    rc = copy_entered(&use, &other, to_other, hints, stream.handle, &st);
     if (other.buffer != NULL) {
         mm_guard_leave(&other.buffer->memory->guard);
     }
@@ -345,32 +308,19 @@ copy_while_held(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_
 }
 
 static PyObject *
-copy_contents(mm_buffer *b, PyObject *value, PyObject *stream_object, bool to_other)
+copy_contents(mm_buffer *b, PyObject *value, PyObject *stream_object, const mm_copy_hints *hints,
+              bool to_other)
 {
     PyObject *held, *done;
 
     if (mm_buffer_check_open(b) < 0
-        || (!to_other && mm_refuse_read_only((PyObject *)b, CANNOT_WRITE) < 0)
+        || (!to_other && mm_refuse_read_only((PyObject *)b, MM_CANNOT_WRITE) < 0)
         || mm_check_copied(b, &held) < 0) {
         return NULL;
     }
-    done = copy_while_held(b, value, stream_object, to_other);
+    done = copy_while_held(b, value, stream_object, hints, to_other);
     Py_XDECREF(held);
     return done;
-}
-
-/* cuda.core passes hints in options. */
-static int
-refuse_options(PyObject *options)
-{
-    if (options != NULL && options != Py_None) {
-        PyErr_Format(PyExc_NotImplementedError,
-                     "options must be None, got %R: copies use cuMemcpyAsync, which "
-                     "takes no hints",
-                     options);
-        return -1;
-    }
-    return 0;
 }
 
 const char mm_copy_from_doc[] =
@@ -384,23 +334,27 @@ const char mm_copy_from_doc[] =
     "and from an array of numpy(copy=True), is complete when the call returns; other sources must live\n"
     "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
     "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
-    "the current device. A copy from an array waits for the stream in its interface. options must be\n"
-    "None, because copies take none of cuda.core's hints (else NotImplementedError). Raises RuntimeError\n"
+    "the current device. A copy from an array waits for the stream in its interface. Raises RuntimeError\n"
     "when closed. Safe from every thread.\n"
-    "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent.";
+    "\n"
+    "options are the hints of copy(): a dict, or an object with these attributes, such as cuda.core's\n"
+    "CopyOptions: src_access_order, src_location_hint, dst_location_hint, and overlap_mode, \"default\" or\n"
+    "\"prefer_overlap_with_compute\". TypeError for other objects, ValueError for other values.\n"
+    "Driver: cuMemcpyAsync, cuEventRecord, cuStreamWaitEvent; with options as copy().";
 
 PyObject *
 mm_buffer_copy_from(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     enum { SRC, STREAM, OPTIONS, ARGC };
     static mm_signature signature = {.doc = mm_copy_from_doc};
+    mm_copy_hints hints;
     PyObject *argv[ARGC];
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
-        || refuse_options(argv[OPTIONS]) < 0) {
+        || mm_read_copy_hints(mm_buffer_of(op)->state, argv[OPTIONS], &hints) < 0) {
         return NULL;
     }
-    return copy_contents(mm_buffer_of(op), argv[SRC], argv[STREAM], false);
+    return copy_contents(mm_buffer_of(op), argv[SRC], argv[STREAM], &hints, false);
 }
 
 /* A buffer with the layout of b over the memory of an object that another library's resource
@@ -487,14 +441,16 @@ mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     static mm_signature signature = {.doc = mm_copy_to_doc};
     mm_buffer *b = mm_buffer_of(op);
     PyObject *argv[ARGC], *dst, *done;
+    mm_copy_hints hints;
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
-        || refuse_options(argv[OPTIONS]) < 0 || mm_buffer_check_open(b) < 0) {
+        || mm_read_copy_hints(b->state, argv[OPTIONS], &hints) < 0
+        || mm_buffer_check_open(b) < 0) {
         return NULL;
     }
     dst = argv[DST] == NULL || argv[DST] == Py_None ? new_like(b, argv[STREAM])
                                                     : Py_NewRef(argv[DST]);
-    done = dst ? copy_contents(b, dst, argv[STREAM], true) : NULL;
+    done = dst ? copy_contents(b, dst, argv[STREAM], &hints, true) : NULL;
     if (done == NULL) {
         Py_XDECREF(dst);
         return NULL;

@@ -168,6 +168,68 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
     return 0;
 }
 
+/* mm_get_optional for the value of a key. */
+static int
+get_key(PyObject *dict, const char *name, PyObject **out)
+{
+    *out = PyMapping_GetItemString(dict, name);
+    if (*out != NULL) {
+        return 1;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
+        return -1;
+    }
+    PyErr_Clear(); /* KeyError: the dict lacks the key */
+    return 0;
+}
+
+/* TypeError that names the options. */
+static int
+refuse_options(PyObject *options, const char *const *names, size_t count)
+{
+    PyObject *text = PyUnicode_FromString(names[0]);
+
+    for (size_t i = 1; text != NULL && i < count; i++) {
+        PyObject *longer = PyUnicode_FromFormat("%U, %s", text, names[i]);
+        Py_DECREF(text);
+        text = longer;
+    }
+    if (text != NULL) {
+        PyErr_Format(
+            PyExc_TypeError,
+            "options must be None, a dict or an object with some of these, and a dict with no "
+            "others: %U; got %R",
+            text, options);
+        Py_DECREF(text);
+    }
+    return -1;
+}
+
+int
+mm_read_options(PyObject *options, const char *const *names, size_t count, PyObject **values)
+{
+    bool is_dict = PyDict_Check(options);
+    Py_ssize_t found = 0;
+    int rc = 0;
+
+    memset(values, 0, count * sizeof *values);
+    for (size_t i = 0; rc >= 0 && i < count; i++) {
+        rc = is_dict ? get_key(options, names[i], &values[i])
+                     : mm_get_optional(options, names[i], &values[i]);
+        found += rc > 0;
+        if (values[i] == Py_None) {
+            Py_CLEAR(values[i]);
+        }
+    }
+    if (rc >= 0 && (is_dict ? found < PyDict_Size(options) : found == 0)) {
+        rc = refuse_options(options, names, count);
+    }
+    for (size_t i = 0; rc < 0 && i < count; i++) {
+        Py_CLEAR(values[i]);
+    }
+    return rc < 0 ? -1 : 0;
+}
+
 PyObject *
 mm_type_text(PyObject *value)
 {

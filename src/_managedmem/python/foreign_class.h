@@ -29,6 +29,10 @@ bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
  * with one. *out is NULL unless the result is 1. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
 
+/* Reads cuda.core's options: a dict, or an object with some of the attributes. TypeError for other objects
+ * and for further keys. Stores new references; NULL for what is missing or None. */
+int mm_read_options(PyObject *options, const char *const *names, size_t count, PyObject **values);
+
 /* The type name of a foreign object for messages, such as "numpy.ndarray". */
 PyObject *mm_type_text(PyObject *value);
 

@@ -8,6 +8,7 @@
 #include "../memory/allocator.h"
 #include "../memory/unsupported.h"
 
+#include "copies.h"
 #include "foreign_location.h"
 #include "location_set.h"
 #include "resource.h"
@@ -479,6 +480,7 @@ PyMethodDef mm_functions[] = {
     MM_METHOD("prefetch", module_prefetch, prefetch_doc),
     MM_METHOD("discard", module_discard, discard_doc),
     MM_METHOD("discard_prefetch", module_discard_prefetch, discard_prefetch_doc),
+    MM_METHOD("copy", mm_copy_function, mm_copy_function_doc),
     MM_METHOD("residency", mm_residency, mm_residency_doc),
     MM_METHOD("empty", module_empty, empty_doc),
     MM_METHOD("is_managed", module_is_managed, is_managed_doc),

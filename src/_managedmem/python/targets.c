@@ -20,7 +20,12 @@ mm_name_item(const char *list, Py_ssize_t i)
     mm_exception_save(&raised);
     if (raised.type == PyExc_ValueError || raised.type == PyExc_TypeError
         || raised.type == PyExc_RuntimeError) {
-        PyErr_Format(raised.type, "%s[%zd]: %S", list, i, raised.value ? raised.value : Py_None);
+        PyObject *value = raised.value ? raised.value : Py_None;
+        if (i < 0) {
+            PyErr_Format(raised.type, "%s: %S", list, value);
+        } else {
+            PyErr_Format(raised.type, "%s[%zd]: %S", list, i, value);
+        }
         mm_exception_drop(&raised);
     } else {
         mm_exception_restore(&raised);
@@ -104,12 +109,13 @@ mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
 
 /* Adds the stream of a producer, unless it is in the list. */
 static int
-keep_producer(mm_targets *t, CUstream producer)
+keep_producer(mm_targets *t, mm_device_stream producer)
 {
-    CUstream *more;
+    mm_device_stream *more;
 
     for (size_t i = 0; i < t->producer_count; i++) {
-        if (t->producers[i] == producer) {
+        if (t->producers[i].handle == producer.handle
+            && t->producers[i].device == producer.device) {
             return 0;
         }
     }
@@ -124,13 +130,12 @@ keep_producer(mm_targets *t, CUstream producer)
 }
 
 int
-mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st)
+mm_targets_follow(const mm_targets *t, mm_device_stream stream, mm_status *st)
 {
     int rc = 0;
 
     for (size_t i = 0; rc == 0 && i < t->producer_count; i++) {
-        rc = mm_stream_follow(t->cu, (mm_device_stream){stream, MM_ANY_DEVICE},
-                              (mm_device_stream){t->producers[i], MM_ANY_DEVICE}, st);
+        rc = mm_stream_follow(t->cu, stream, t->producers[i], st);
     }
     return rc;
 }
@@ -163,6 +168,20 @@ is_discarded(const mm_targets *t, mm_operation op, mm_range range)
            && (!t->skips || mm_range_whole_pages(&range, &ignored) == 0);
 }
 
+/* Takes over what was read of a target; `device` is that of a producer to be followed. */
+static int
+store_target(mm_targets *t, const mm_target *target, bool follows, int device,
+             mm_transfer *transfer)
+{
+    if ((target->export != NULL && keep_export(t, target->export) < 0)
+        || (follows && target->producer != NULL
+            && keep_producer(t, (mm_device_stream){target->producer, device}) < 0)) {
+        return -1;
+    }
+    *transfer = (mm_transfer){target->range, mm_host()};
+    return 0;
+}
+
 static int
 read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transfer)
 {
@@ -173,13 +192,9 @@ read_target(mm_targets *t, PyObject *value, mm_operation op, mm_transfer *transf
     if (rc > 0) {
         rc = skip_target(t, value, op, &target, &st);
     }
-    if (rc < 0 || (target.export != NULL && keep_export(t, target.export) < 0)
-        || (is_discarded(t, op, target.range) && target.producer != NULL
-            && keep_producer(t, target.producer) < 0)) {
-        return -1;
-    }
-    *transfer = (mm_transfer){target.range, mm_host()};
-    return 0;
+    return rc < 0 ? -1
+                  : store_target(t, &target, is_discarded(t, op, target.range), MM_ANY_DEVICE,
+                                 transfer);
 }
 
 /* 1 for one target, 0 for a collection of them, -1 with an exception. */
@@ -236,16 +251,16 @@ mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t
     return mm_targets_read_or_skip(state, value, op, false, t);
 }
 
-int
-mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
-                        mm_targets *t)
+/* Makes space for the targets, which are still to be read. */
+static int
+targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm_targets *t)
 {
-    Py_ssize_t count;
     mm_status st;
 
     MM_ASSERT_LEFT(); /* reading runs Python code */
     /* Field by field, because the arrays are most of the struct and need no zeros. */
     t->state = state;
+    t->name = name;
     t->exports = NULL;
     t->guards = t->inline_guards;
     t->entered = 0;
@@ -258,18 +273,52 @@ mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool 
         || (t->items = mm_targets_tuple(state, value, &t->is_collection)) == NULL) {
         return -1;
     }
-    count = PyTuple_Size(t->items);
-    if (targets_allocate(t, (size_t)count, &st) < 0) {
+    if (targets_allocate(t, (size_t)PyTuple_Size(t->items), &st) < 0) {
         mm_targets_release(t);
         return mm_raise_failure(state, -1, &st);
     }
-    for (Py_ssize_t i = 0; i < count; i++) {
+    return 0;
+}
+
+/* Releases the targets, of which one could not be read; returns -1. */
+static int
+targets_fail(mm_targets *t, Py_ssize_t i)
+{
+    if (t->is_collection) {
+        mm_name_item(t->name, i);
+    }
+    mm_targets_release(t);
+    return -1;
+}
+
+int
+mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
+                        mm_targets *t)
+{
+    if (targets_begin(state, value, "targets", skips, t) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(t->items); i++) {
         if (read_target(t, PyTuple_GetItem(t->items, i), op, &t->batch.transfers[i]) < 0) {
-            if (t->is_collection) {
-                mm_name_item("targets", i);
-            }
-            mm_targets_release(t);
-            return -1;
+            return targets_fail(t, i);
+        }
+    }
+    return 0;
+}
+
+int
+mm_targets_read_by(mm_state *state, PyObject *value, const char *name, mm_target_reader *reader,
+                   void *context, mm_targets *t)
+{
+    if (targets_begin(state, value, name, false, t) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(t->items); i++) {
+        mm_target target;
+        int device = MM_ANY_DEVICE;
+        if (reader(t, PyTuple_GetItem(t->items, i), context, &target, &device) < 0
+            || store_target(t, &target, true, device, &t->batch.transfers[i]) < 0) {
+            return targets_fail(t, i);
         }
     }
     return 0;
@@ -423,7 +472,7 @@ mm_targets_enter(mm_targets *t, const mm_stream_use *stream, mm_status *st)
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!targets_enter_guard(t, target_guard(t, i, &last))) { /* raced */
             return t->is_collection
-                       ? mm_fail(st, MM_REFUSED, "targets[%zd]: ManagedBuffer is closed", i)
+                       ? mm_fail(st, MM_REFUSED, "%s[%zd]: ManagedBuffer is closed", t->name, i)
                        : mm_fail(st, MM_REFUSED, "ManagedBuffer is closed");
         }
     }
@@ -583,7 +632,7 @@ mm_run_on_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS
         rc = t.producer_count > 0 && !(skips && mm_batch_is_empty(&t.batch))
-                 ? mm_targets_follow(&t, options.stream, &st)
+                 ? mm_targets_follow(&t, (mm_device_stream){options.stream, MM_ANY_DEVICE}, &st)
                  : 0;
         if (rc == 0) {
             rc = skips ? mm_batch_run_or_skip(t.cu, op, &t.batch, &options, &t.skipped, &st)

@@ -12,6 +12,7 @@
 typedef struct {
     mm_state *state;
     mm_driver *cu;
+    const char *name; /* of the argument, for messages */
     PyObject *items; /* a tuple, which keeps the targets alive */
     PyObject *exports; /* memoryviews and capsules of targets, or NULL */
     mm_guard **guards; /* the entered ones; space for each target and a stream */
@@ -21,7 +22,7 @@ typedef struct {
     size_t skipped; /* the number of these; their ranges are empty */
     mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
     mm_guard *inline_guards[MM_INLINE_COUNT + 1];
-    CUstream *producers; /* streams of arrays to be discarded; or NULL */
+    mm_device_stream *producers; /* streams of arrays to be discarded or copied; or NULL */
     size_t producer_count;
 } mm_targets;
 
@@ -49,8 +50,17 @@ int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
-/* Adds the item of a list to the current TypeError, ValueError or RuntimeError. Leaves driver
- * errors alone, because they have attributes. */
+/* Reads one target of a caller's own kind. *device is the one that the producer's default streams
+ * belong to. -1 with an exception. */
+typedef int mm_target_reader(mm_targets *t, PyObject *value, void *context, mm_target *target,
+                             int *device);
+
+/* mm_targets_read by a reader, for the argument of that name. */
+int mm_targets_read_by(mm_state *state, PyObject *value, const char *name,
+                       mm_target_reader *reader, void *context, mm_targets *t);
+
+/* Adds the item of a list, or with -1 an argument, to the current TypeError, ValueError or RuntimeError.
+ * Leaves driver errors alone, because they have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
 /* Reads one location for all targets, or a list or other iterable with one for each. */
@@ -79,8 +89,8 @@ int mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispat
 /* Releases the targets, which must not be entered. */
 void mm_targets_release(mm_targets *t);
 
-/* Makes later work on the stream wait for the producers of arrays that will be discarded. */
-MM_NODISCARD int mm_targets_follow(const mm_targets *t, CUstream stream, mm_status *st);
+/* Makes later work on the stream wait for the producers of arrays that will be discarded or copied. */
+MM_NODISCARD int mm_targets_follow(const mm_targets *t, mm_device_stream stream, mm_status *st);
 
 /* --- one prefetch or discard of targets, with the arguments of the free functions as objects ------ */
 
