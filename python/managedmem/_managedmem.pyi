@@ -179,6 +179,16 @@ class _CudaCoreCopyOptions(Protocol):
 
 _CopyOptions: TypeAlias = _CopyHints | _CudaCoreCopyOptions
 
+@type_check_only
+class _PoolSize(TypedDict, total=False):
+    max_size: SupportsIndex | None
+    ipc_enabled: Literal[False] | None
+
+@type_check_only
+class _CudaCorePoolOptions(Protocol):
+    @property
+    def max_size(self) -> int: ...
+
 
 @type_check_only
 class _MemoryResource(Protocol):
@@ -422,7 +432,9 @@ class ManagedMemoryResource:
 
 @final
 class DeviceMemoryResource:
-    def __new__(cls, device: _Device) -> Self: ...
+    def __new__(
+        cls, device: _Device, options: _PoolSize | _CudaCorePoolOptions | None = None
+    ) -> Self: ...
     def allocate(
         self,
         size: SupportsIndex,

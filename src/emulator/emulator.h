@@ -704,6 +704,7 @@ struct emu_pool {
     uint64_t access; /* bits of devices with access besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
+    size_t max_size; /* of what is used; 0: no bound */
     size_t live; /* allocations whose free has not run */
     size_t queued; /* frees that have not run */
 };

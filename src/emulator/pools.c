@@ -87,6 +87,9 @@ emu_pool_new(const CUmemPoolProps *props, struct emu_pool **out)
     }
     EMU_TRY(check_home(props->location, props->allocType));
     *out = pool_make(props->allocType, props->location);
+    if (*out != NULL) {
+        (*out)->max_size = props->maxSize;
+    }
     user_pools += *out != NULL;
     return *out == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -155,6 +158,9 @@ emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **ou
                                     : emu_current();
     size_t reserved;
 
+    if (pool->max_size != 0 && (size > pool->max_size || pool->used > pool->max_size - size)) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     EMU_TRY(emu_allocate(kind, size, device == NULL ? emu_device(0) : device, pool, out));
     (*out)->attach = CU_MEM_ATTACH_GLOBAL;
     pool->live++;

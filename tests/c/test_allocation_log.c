@@ -155,7 +155,7 @@ TEST(blocks_of_pools_live)
 {
     CUmemLocation location = mm_location(CU_MEM_LOCATION_TYPE_NONE, 0);
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, true, location, &st);
+    mm_pool *pool = mm_pool_create(world.cu, true, location, 0, &st);
     char label[MM_NAME_BYTES + 1];
     mm_memory *m;
 

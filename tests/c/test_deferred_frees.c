@@ -32,7 +32,8 @@ static mm_pool *
 make_pool(void)
 {
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), &st);
+    mm_pool *pool =
+        mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), 0, &st);
 
     CHECK(pool != NULL);
     return pool;

@@ -9,7 +9,7 @@ make_pool(bool managed)
     CUmemLocation location = managed ? mm_location(CU_MEM_LOCATION_TYPE_NONE, 0)
                                      : mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 0);
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, managed, location, &st);
+    mm_pool *pool = mm_pool_create(world.cu, managed, location, 0, &st);
 
     CHECK(pool != NULL);
     return pool;

@@ -182,7 +182,8 @@ TEST(pool_memory_is_advised_where_the_driver_accepts_it)
 {
     mm_driver cu = *world.cu;
     mm_status st;
-    mm_pool *pool = mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), &st);
+    mm_pool *pool =
+        mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), 0, &st);
 
     CHECK(pool != NULL);
     cu.MemAdvise = advise_pools_too;

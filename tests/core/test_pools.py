@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +88,37 @@ class TestMaking:
             DeviceMemoryResource(bad)
 
     @pytest.mark.emulator_only
+    @pytest.mark.parametrize(
+        "options",
+        [{"max_size": 64 * MIB}, SimpleNamespace(max_size=64 * MIB, ipc_enabled=False)],
+        ids=["dict", "as cuda.core's"],
+    )
+    def test_the_size_of_a_device_pool_has_a_bound(self, device0, options):
+        with DeviceMemoryResource(device0, options) as pool:
+            pool.allocate(MIB).close()
+            with pytest.raises(managedmem.CUDAOutOfMemoryError):
+                pool.allocate(512 * MIB)
+            pool.allocate(MIB).close()
+        for unbounded in (None, {}, {"max_size": 0}, {"max_size": None, "ipc_enabled": False}):
+            with DeviceMemoryResource(device0, options=unbounded) as pool:
+                pool.allocate(512 * MIB).close()
+
+    @pytest.mark.parametrize(
+        "options, error",
+        [
+            ({"max_size": -1}, ValueError),
+            ({"max_size": 1.5}, TypeError),
+            ({"size": 1}, TypeError),
+            (64 * MIB, TypeError),
+            ({"ipc_enabled": 1}, TypeError),
+            ({"ipc_enabled": True}, managedmem.IPCNotSupportedError),
+        ],
+        ids=repr,
+    )
+    def test_options_that_are_none(self, device0, options, error):
+        with pytest.raises(error, match=r"max_size|ipc_enabled"):
+            DeviceMemoryResource(device0, options)
+
     def test_an_old_driver_is_named_with_the_one_needed(self):
         done = run_python(
             """

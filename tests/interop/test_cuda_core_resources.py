@@ -100,6 +100,36 @@ with Stream() as stream:
             tmp_path,
         )
 
+    def test_its_options_say_the_same_here(self, tmp_path):
+        """And its buffers are the sides of copies."""
+        run_core(
+            """
+from cuda.core.utils import CopyOptions, MemcpySrcAccessOrder as Order
+a, b = empty(8192), empty(8192)
+a.fill(5); b.fill(0)
+for order in (None, *Order):
+    options = CopyOptions(order or "any", core.Host(), core.Device(0))
+    b.copy_from(a, stream=default, options=options)
+    assert b.copy_to(a, options=options) is a
+    lent = mr.pool.allocate(8192, stream=default)
+    managedmem.copy(a, lent, order=order or "any", src_location=core.Host())
+    b.fill(0)
+    managedmem.copy([lent], [b], dst_location=device)
+    Device(0).sync()
+    assert bytes(b) == bytes([5]) * 8192
+    lent.close(default)
+with DeviceMemoryResource(0, core.DeviceMemoryResourceOptions(max_size=1 << 26)) as bounded:
+    bounded.allocate(8192).close()
+    try:
+        bounded.allocate(1 << 29)
+    except CUDAOutOfMemoryError:
+        Device(0).sync()
+    else:
+        raise AssertionError("no bound")
+""",
+            tmp_path,
+        )
+
     @pytest.mark.parametrize(
         "make",
         [

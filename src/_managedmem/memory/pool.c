@@ -8,7 +8,7 @@
 /* --- life ------------------------------------------------------------------------------- */
 
 static int
-create_driver_pool(mm_driver *cu, mm_pool *pool, mm_status *st)
+create_driver_pool(mm_driver *cu, mm_pool *pool, size_t max_size, mm_status *st)
 {
     CUmemPoolProps props;
     CUresult code;
@@ -17,6 +17,7 @@ create_driver_pool(mm_driver *cu, mm_pool *pool, mm_status *st)
     props.allocType =
         pool->managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location = pool->location;
+    props.maxSize = max_size;
     MM_CALL_IN(code, mm_scope_enter_relaxed, MM_ANY_DEVICE, cu, MemPoolCreate, st,
                &pool->driver_pool.handle, &props);
     if (code == CUDA_SUCCESS) {
@@ -44,11 +45,11 @@ check_managed(const mm_driver *cu, mm_status *st)
 }
 
 mm_pool *
-mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *st)
+mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, size_t max_size, mm_status *st)
 {
     mm_pool *pool;
 
-    assert(managed || location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    assert(managed ? max_size == 0 : location.type == CU_MEM_LOCATION_TYPE_DEVICE);
     if (managed && check_managed(cu, st) < 0) {
         return NULL;
     }
@@ -62,7 +63,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *s
     pool->location = location;
     pool->managed = managed;
     mm_pending_frees_init(&pool->driver_pool.frees);
-    if (create_driver_pool(cu, pool, st) < 0) {
+    if (create_driver_pool(cu, pool, max_size, st) < 0) {
         free(pool);
         return NULL;
     }

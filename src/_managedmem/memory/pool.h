@@ -36,9 +36,10 @@ struct mm_pool_block {
     uint64_t waited; /* bit n: device n has been idle since the free was deferred */
 };
 
-/* Creates a pool of managed memory, with a preferred location or none, or of device memory. It
- * keeps freed memory until it is trimmed. */
-mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, mm_status *st);
+/* Creates a pool of managed memory, with a preferred location or none, or of device memory, of which
+ * max_size bounds the bytes (0: nothing does). It keeps freed memory until it is trimmed. */
+mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, size_t max_size,
+                        mm_status *st);
 
 /* The device that owns device memory, and on whose default stream it is allocated and freed;
  * MM_ANY_DEVICE for managed memory. */

@@ -48,7 +48,8 @@ mm_check_access(const mm_driver *cu)
  * `pooled` after the pool, because other threads can find the object through the garbage
  * collector. */
 PyObject *
-mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location)
+mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location,
+                size_t max_size)
 {
     mm_state *state = mm_type_state(type);
     mm_driver *cu = pooled ? mm_open(state) : mm_driver_usable();
@@ -62,7 +63,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation loc
     }
     if (pooled) {
         Py_BEGIN_ALLOW_THREADS
-        pool = mm_pool_create(cu, managed, location, &st);
+        pool = mm_pool_create(cu, managed, location, max_size, &st);
         Py_END_ALLOW_THREADS
         mm_report_leaks();
         if (pool == NULL) {

@@ -61,8 +61,9 @@ int mm_resource_raise_closed(void);
  * at the line that calls this package. Runs Python code if it warns; -1 with an exception. */
 int mm_check_access(const mm_driver *cu);
 
-/* For both types. */
-PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location);
+/* For both types. max_size bounds the pool of a device; 0 for no bound. */
+PyObject *mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation location,
+                          size_t max_size);
 void mm_resource_dealloc(PyObject *op);
 extern PyMethodDef mm_resource_methods[];
 PyObject *mm_resource_get_attributes(PyObject *op, void *closure);

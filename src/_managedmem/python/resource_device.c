@@ -4,7 +4,7 @@
 
 PyDoc_STRVAR(
     device_resource_doc,
-    "DeviceMemoryResource(device)\n"
+    "DeviceMemoryResource(device, options=None)\n"
     "--\n"
     "\n"
     "Allocates plain memory of a device, from a driver pool of its own.\n"
@@ -16,21 +16,62 @@ PyDoc_STRVAR(
     "the memory once they are in peer_accessible_by. The pool keeps freed memory until trim(), or until\n"
     "attributes.release_threshold is lowered.\n"
     "\n"
-    "Raises TypeError for other objects, ValueError for a device that does not exist. Safe from every\n"
-    "thread. Driver: cuMemPoolCreate.");
+    "options is a dict or an object with the attribute max_size, such as cuda.core's\n"
+    "DeviceMemoryResourceOptions: the bytes that the pool may take, which the driver rounds up; 0 is no\n"
+    "limit. Allocations beyond raise CUDAOutOfMemoryError. ipc_enabled must be False (else\n"
+    "IPCNotSupportedError).\n"
+    "\n"
+    "Raises TypeError for other objects, ValueError for a device that does not exist and for a negative\n"
+    "size. Safe from every thread. Driver: cuMemPoolCreate.");
+
+/* Reads the bound of the pool; no limit by default. */
+static int
+read_max_size(mm_state *state, PyObject *options, size_t *max_size)
+{
+    enum { MAX_SIZE, IPC, COUNT };
+    static const char *const names[] = {"max_size", "ipc_enabled"};
+    PyObject *values[COUNT];
+    bool ipc = false;
+    int rc;
+
+    *max_size = 0;
+    if (options == NULL || options == Py_None) {
+        return 0;
+    }
+    if (mm_read_options(options, names, COUNT, values) < 0) {
+        return -1;
+    }
+    rc = values[MAX_SIZE] ? mm_read_size(values[MAX_SIZE], names[MAX_SIZE], max_size) : 0;
+    if (rc == 0 && values[IPC] != NULL) {
+        rc = mm_read_flag(state, values[IPC], names[IPC], &ipc);
+    }
+    if (ipc) {
+        PyErr_SetString(state->ipc_error,
+                        "ipc_enabled=True: the pools here are not shared between processes");
+        rc = -1;
+    }
+    Py_XDECREF(values[MAX_SIZE]);
+    Py_XDECREF(values[IPC]);
+    return rc;
+}
 
 static PyObject *
 device_resource_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static mm_signature signature = {.doc = device_resource_doc};
-    PyObject *argv[1];
+    enum { DEVICE, OPTIONS, ARGC };
+    mm_state *state = mm_type_state(type);
+    PyObject *argv[ARGC];
+    size_t max_size;
     int device;
 
     if (mm_signature_args_new(&signature, args, kwargs, argv) < 0
-        || mm_read_device(mm_type_state(type), argv[0], &device) < 0) {
+        || mm_read_device(state, argv[DEVICE], &device) < 0
+        || read_max_size(state, argv[OPTIONS], &max_size) < 0) {
         return NULL;
     }
-    return mm_resource_new(type, true, false, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device));
+    return mm_resource_new(type, true, false, mm_location(CU_MEM_LOCATION_TYPE_DEVICE, device),
+                           max_size);
 }
 
 static PyObject *

@@ -88,7 +88,7 @@ managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (read_default_policy(mm_type_state(type), argv, &policy) < 0) {
         return NULL;
     }
-    self = mm_resource_new(type, argv[POOLED] == Py_True, true, policy.preferred);
+    self = mm_resource_new(type, argv[POOLED] == Py_True, true, policy.preferred, 0);
     if (self != NULL && argv[POOLED] != Py_True) {
         mm_resource_of(self)->policy = policy;
         mm_resource_of(self)->has_policy = is_given(argv[POLICY]) || is_given(argv[PREFERRED]);
