@@ -13,6 +13,7 @@ from . import (
     advice,
     attribution,
     batches,
+    copies,
     deferring,
     experts,
     footprint,
@@ -91,6 +92,13 @@ GROUPS = {
         batches.measure,
         batches.NEED,
         batches.summary,
+    ),
+    "copies": Group(
+        "Many copies",
+        "From the call to the end of the work on the stream. loop is copy_from() for each pair;"
+        " hint is src_location=; cuda.core is its copy_batch.",
+        copies.measure,
+        copies.NEED,
     ),
     "many": Group(
         "Thousands of ranges",

@@ -21,6 +21,7 @@ from benchmarks import (
     attribution,
     bare,
     batches,
+    copies,
     deferring,
     footprint,
     instructions,
@@ -82,6 +83,10 @@ class TestGroups:
         ]
         assert all(("plan" in r.results) != r.operation.startswith("discard ") for r in rows)
         assert f"of {len(rows)} cells" in batches.summary(rows)
+
+    def test_copies(self, bare_calls):
+        rows = whole(copies.measure(2, (3, 20)), "loop", "ours", "ours, hint")
+        assert [row.operation.split()[0] for row in rows] == ["3", "20"] * 2
 
     def test_many(self, bare_calls):
         needs_discard()
