@@ -195,6 +195,37 @@ emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device, struct 
     return CUDA_SUCCESS;
 }
 
+CUresult
+emu_allocate_in(struct emu_region *region, CUdeviceptr base, size_t size, enum emu_kind kind,
+                struct emu_device *device, struct emu_allocation **out)
+{
+    const size_t after = upper_bound(base);
+    struct emu_allocation *made;
+
+    if (emu_find(base) != NULL
+        || (after < table_count && table[after]->base < base + size)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *made = (struct emu_allocation){.base = base,
+                                    .size = size,
+                                    .region = region,
+                                    .kind = kind,
+                                    .device = device,
+                                    .id = ++last_id};
+    if (!table_add(made)) {
+        free(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    region->allocations++;
+    live_bytes += size;
+    *out = made;
+    return CUDA_SUCCESS;
+}
+
 static void
 clear_value(union emu_value *value, size_t first, size_t end, void *argument)
 {
@@ -231,7 +262,7 @@ emu_release(struct emu_allocation *allocation)
     live_bytes -= allocation->size;
     region->allocations--;
     region->emptied = waits;
-    if (region->allocations == 0 && region->pool == NULL) {
+    if (region->allocations == 0 && region->pool == NULL && region->kind != EMU_RESERVED) {
         drop_region(region);
     }
     free(allocation);

@@ -4,7 +4,7 @@
  *   inspect.c                               controls for tests: looking inside, arming faults
  *   procaddress.c                           from names to entry points
  *   entry_context.c entry_copy.c entry_device.c entry_graph.c entry_memory.c entry_pointer.c
- *   entry_pool.c entry_registered.c entry_stream.c entry_uvm.c
+ *   entry_pool.c entry_registered.c entry_stream.c entry_uvm.c entry_virtual.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
  *   capture.c page_advice.c pools.c         the meaning of calls
  *   allocations.c events.c                  the objects that users hold
@@ -340,7 +340,7 @@ enum { EMU_BLOCK = 2 << 20 };
 /* The size of the address window, and so the largest allocation. */
 #define EMU_WINDOW ((size_t)1 << 38)
 
-enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED };
+enum emu_kind { EMU_MANAGED, EMU_DEVICE, EMU_PINNED, EMU_RESERVED /* addresses alone */ };
 
 /* A mapping of whole pages for one or many allocations: the advice in effect, the records that
  * queries read, and the places of the pages. */
@@ -366,6 +366,8 @@ struct emu_region *emu_region_new(enum emu_kind kind, size_t size, struct emu_de
                                   struct emu_pool *pool);
 /* emu_pages_forget must have been called. */
 void emu_region_delete(struct emu_region *region);
+/* Makes whole pages in a region accessible, or not. */
+void emu_region_open(CUdeviceptr ptr, size_t size, bool open);
 struct emu_region *emu_regions(void);
 /* The pages that [ptr, ptr + size) touches: [*first, *end). */
 void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
@@ -394,6 +396,10 @@ struct emu_allocation {
 /* Makes an allocation in pages of its own, in a shared region, or in a region of the pool. */
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
+/* Makes an allocation at an address in reserved addresses. INVALID_VALUE: others are there. */
+CUresult emu_allocate_in(struct emu_region *region, CUdeviceptr base, size_t size,
+                         enum emu_kind kind, struct emu_device *device,
+                         struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
 /* Releases all memory that was allocated in a context without a pool. */
 void emu_release_context(const struct emu_context *context);
@@ -414,6 +420,11 @@ struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
 /* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);
+
+/* ---- entry_virtual.c --------------------------------------------------------------------- */
+
+/* The number of reserved address ranges, and of memories for them that are not mapped. */
+size_t emu_virtual_count(void);
 
 /* ---- page_advice.c ----------------------------------------------------------------------- */
 

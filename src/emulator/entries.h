@@ -44,6 +44,14 @@
     X("cuMemFreeHost", 2000, cuMemFreeHost)                                          \
     X("cuMemHostRegister", 6050, cuMemHostRegister_v2)                               \
     X("cuMemHostUnregister", 4000, cuMemHostUnregister)                              \
+    X("cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity)         \
+    X("cuMemCreate", 10020, cuMemCreate)                                             \
+    X("cuMemRelease", 10020, cuMemRelease)                                           \
+    X("cuMemAddressReserve", 10020, cuMemAddressReserve)                             \
+    X("cuMemAddressFree", 10020, cuMemAddressFree)                                   \
+    X("cuMemMap", 10020, cuMemMap)                                                   \
+    X("cuMemSetAccess", 10020, cuMemSetAccess)                                       \
+    X("cuMemUnmap", 10020, cuMemUnmap)                                               \
     X("cuMemAllocManaged", 6000, cuMemAllocManaged)                                  \
     X("cuMemFree", 3020, cuMemFree_v2)                                               \
     X("cuMemAdvise", 8000, cuMemAdvise)                                              \

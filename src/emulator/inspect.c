@@ -45,7 +45,14 @@ emu_fail(const char *function, unsigned int nth, int code, int flags)
         return count;           \
     }
 
-LIVE(emu_live_allocations, emu_allocation_count)
+/* With what is mapped nowhere. */
+static size_t
+count_allocations(void)
+{
+    return emu_allocation_count() + emu_virtual_count();
+}
+
+LIVE(emu_live_allocations, count_allocations)
 LIVE(emu_live_bytes, emu_allocation_bytes)
 LIVE(emu_live_streams, emu_stream_count)
 LIVE(emu_live_events, emu_event_count)

@@ -173,6 +173,15 @@ protect(const struct emu_region *region, int protection)
            && mprotect(emu_bytes(region->base), region->size, protection) == 0;
 }
 
+void
+emu_region_open(CUdeviceptr ptr, size_t size, bool open)
+{
+    const int protection = open ? PROT_READ | PROT_WRITE : PROT_NONE;
+
+    (void)mprotect(pointer_to(ptr), size, protection);
+    (void)mprotect(emu_bytes(ptr), size, protection);
+}
+
 /* The end of a region that overlaps [ptr, ptr + size), or 0. */
 static CUdeviceptr
 end_of_overlap(CUdeviceptr ptr, size_t size)

@@ -68,8 +68,9 @@
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
-/* NULL in drivers that lack them: from CUDA 12.8, 13.0, 13.2 and 13.4; and for the nodes of graphs under
- * capture. Newer drivers have those, and the batch of copies, in this form for older programs. */
+/* NULL in drivers that lack them: from CUDA 12.8, 13.0, 13.2 and 13.4; for the nodes of graphs under
+ * capture; and for memory that is mapped at reserved addresses, which not every device has. Newer
+ * drivers have the batch of copies and the nodes in this form for older programs. */
 #define MM_OPTIONAL_FUNCTIONS(X)              \
     X(MemcpyBatchAsync, 12080)                \
     X(MemcpyWithAttributesAsync, 13020)       \
@@ -81,6 +82,14 @@
     X(StreamUpdateCaptureDependencies, 11030) \
     X(GraphAddMemcpyNode, 10000)              \
     X(GraphRetainUserObject, 11030)           \
+    X(MemGetAllocationGranularity, 10020)     \
+    X(MemCreate, 10020)                       \
+    X(MemRelease, 10020)                      \
+    X(MemAddressReserve, 10020)               \
+    X(MemAddressFree, 10020)                  \
+    X(MemMap, 10020)                          \
+    X(MemSetAccess, 10020)                    \
+    X(MemUnmap, 10020)                        \
     X(UserObjectCreate, 11030)                \
     X(UserObjectRelease, 11030)
 
