@@ -52,9 +52,9 @@ class WorkingSetStats(NamedTuple):
     bytes_loaded, bytes_home : int
         Bytes that were brought to the device, and home.
     kept : int
-        Bytes of device memory that the set takes: its frames. In a ManagedWorkingSet, the bytes of
-        all in it that was on the device once: the driver keeps their frames until other memory
-        needs them.
+        Bytes of device memory that the set takes: its frames, and 0 while it is suspended. In a
+        ManagedWorkingSet, the bytes of all in it that was on the device once: the driver keeps
+        their frames until other memory needs them.
     failures : int
         Failures of driver calls, after which groups may be used at home.
     last_error : str or None
@@ -77,7 +77,9 @@ class WorkingSetStats(NamedTuple):
 class _GroupSet(Generic[Group]):
     """The common base of both sets: groups, their order, counters and close()."""
 
-    def __init__(self, given: int | None, device: Device, is_managed: bool) -> None:
+    def __init__(
+        self, given: int | None, device: Device, is_managed: bool, suspendable: bool = False
+    ) -> None:
         self._device = device
         self._process = os.getpid()
         self._lost: deque[Any] = deque()  # uses that ended where the driver refused calls
@@ -91,7 +93,9 @@ class _GroupSet(Generic[Group]):
                 f"{type(self).__name__} needs {room:,} bytes of {self._device}, and {free:,} are "
                 "free: give less, or 'auto'"
             )
-        self._frames: _Frames | None = _Frames(self._device.device_id, room, False, is_managed)
+        self._frames: _Frames | None = _Frames(
+            self._device.device_id, room, False, is_managed, suspendable
+        )
         self._frames.begin_round(None)
         self._last_stats: WorkingSetStats | None = None
 
@@ -257,6 +261,9 @@ class WorkingSet(_GroupSet[FramedGroup]):
         now, less a fifth. The set takes them at once, and never more.
     device : Device, a device object of another library, or an ordinal
         None is the calling thread's current device.
+    suspendable : bool
+        True lets suspend() give the memory back for a while. The set then takes whole units of the
+        driver, of 2 MiB, and other devices do not reach arrays in frames.
 
     Work that is queued on the stream of a use finds use.arrays in frames, which lie in the budget.
     Copies to frames go ahead of the uses, in an order that the set learns or is given; the groups
@@ -268,13 +275,16 @@ class WorkingSet(_GroupSet[FramedGroup]):
     them. A use that loads takes time in proportion to the number of groups, so a set is for some
     thousands.
 
-    Raises TypeError and ValueError for bad arguments, MemoryError if less than the budget is free.
-    In a forked child, uses raise RuntimeError. Safe from every thread. Driver: cuMemAlloc,
+    Raises TypeError and ValueError for bad arguments, MemoryError if less than the budget is free,
+    NotImplementedError if the device cannot suspend memory. In a forked child, uses raise
+    RuntimeError. Safe from every thread. Driver: cuMemAlloc, or cuMemCreate and cuMemMap;
     cuStreamCreate, cuEventCreate.
     """
 
-    def __init__(self, budget: SupportsIndex | str, device: Any = None) -> None:
-        super().__init__(read_budget(budget), Device(device), False)
+    def __init__(
+        self, budget: SupportsIndex | str, device: Any = None, *, suspendable: bool = False
+    ) -> None:
+        super().__init__(read_budget(budget), Device(device), False, suspendable)
         self._has_warned = False  # of a group that is larger than the budget
 
     @property
@@ -315,6 +325,38 @@ class WorkingSet(_GroupSet[FramedGroup]):
             group,
             lambda frames: frames.add(home.slab.handle, home.nbytes, access, group._numbers),
         )
+
+    def suspend(self) -> None:
+        """Give the device memory of the set back to the driver, until resume().
+
+        Waits for the device; contents are at home then. Meanwhile the set works on, with all uses
+        at home. Graphs that were captured in it may be launched, too: their half of the budget has
+        page-locked memory of the host, which the set keeps for the next time. Suspending again does
+        nothing.
+
+        Raises RuntimeError for a set that was made without suspendable=True or is closed, while a
+        use holds a frame, or an array of one is referenced, and while a stream captures; CUDAError
+        if the driver fails, or the host lacks that memory. The set is not suspended then. Safe from
+        every thread; no graph may run meanwhile on a context of another library. Driver:
+        cuCtxSynchronize, cuMemUnmap, cuMemRelease.
+        """
+        self._open().suspend()
+
+    def resume(self) -> None:
+        """Take the memory of the budget again, at the same addresses: graphs use it again.
+
+        Raises RuntimeError for a closed set and while a stream captures, MemoryError if the device
+        has less free, CUDAError if the driver fails; the set then stays suspended. Does nothing if
+        it is not. Safe from every thread; no graph of the set may run meanwhile. Driver:
+        cuMemCreate, cuMemMap, cuMemSetAccess.
+        """
+        self._open().resume()
+
+    @property
+    def is_suspended(self) -> bool:
+        """True between suspend() and resume(). Driver: none."""
+        frames = self._frames
+        return frames is not None and frames.stats()[0]["kept"] == 0
 
     def _warn_of_size(self, nbytes: int) -> None:
         """Called before a group is listed, so that nothing is added where warnings are errors."""

@@ -282,7 +282,7 @@ begin_model(const model_options *o)
     make_homes(o->managed);
     model.room = o->room;
     model.lazy = o->lazy;
-    model.frames = mm_frames_new(&watched, 0, o->room, o->host_waits, o->managed, &st);
+    model.frames = mm_frames_new(&watched, 0, o->room, o->host_waits, o->managed, false, &st);
     CHECK_OK(model.frames == NULL ? -1 : 0, &st);
     for (uint32_t i = 0; i < PARTS; i++) {
         uint32_t largest = o->managed ? LARGEST_MANAGED : LARGEST;

@@ -406,7 +406,7 @@ TEST(every_allocation_may_fail)
         fail_allocation(n);
         home = mm_slab_on_host(0, (size_t)2 * PAGE, &st);
         CHECK(home != NULL || st.kind == MM_NO_MEMORY);
-        frames = mm_frames_new(world.cu, 0, PAGE, false, n % 2 == 0, &st);
+        frames = mm_frames_new(world.cu, 0, PAGE, false, n % 2 == 0, false, &st);
         CHECK(frames != NULL || st.kind == MM_NO_MEMORY);
         if (home != NULL && frames != NULL) {
             use_with_little_memory(frames, home, stream);
@@ -469,7 +469,7 @@ TEST(a_set_that_cannot_be_made_leaves_nothing)
         mm_frames *frames;
         uint32_t part = 0;
         world.fail(names[i / 8], 1 + i / 2 % 4, CUDA_ERROR_UNKNOWN, 0);
-        frames = mm_frames_new(world.cu, 0, PAGE, false, i % 2 == 0, &st);
+        frames = mm_frames_new(world.cu, 0, PAGE, false, i % 2 == 0, false, &st);
         if (frames != NULL && mm_frames_add(frames, PAGE, 1, MM_PART_READ, &part, &st) < 0) {
             CHECK_EQUAL(mm_frames_count(frames), 0);
         }

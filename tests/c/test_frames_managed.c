@@ -197,7 +197,7 @@ TEST(large_prefetches_are_deferred)
     CHECK_EQUAL(world.cu->MemAllocManaged(&start, 20 * MIB, CU_MEM_ATTACH_GLOBAL), CUDA_SUCCESS);
     mm_scope_leave(&scope);
     CHECK_OK(mm_stream_create(world.cu, &stream, &st), &st);
-    frames = mm_frames_new(world.cu, 0, 17 * MIB, false, true, &st);
+    frames = mm_frames_new(world.cu, 0, 17 * MIB, false, true, false, &st);
     CHECK(frames != NULL);
     CHECK_OK(mm_frames_add(frames, start, 17 * MIB, MM_PART_WRITE, &parts[0], &st), &st);
     CHECK_OK(mm_frames_add(frames, start + 17 * MIB, 3 * MIB, MM_PART_WRITE, &parts[1], &st), &st);

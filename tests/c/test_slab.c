@@ -111,17 +111,59 @@ TEST(memory_that_cannot_be_had_is_an_error)
 {
     CHECK(mm_slab_on_host(0, (size_t)1 << 60, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_NO_MEMORY);
-    CHECK(mm_slab_on_device(world.cu, 1, (size_t)1 << 60, &st) == NULL);
+    CHECK(mm_slab_on_device(world.cu, 1, (size_t)1 << 60, false, &st) == NULL);
     CHECK_EQUAL(st.kind, MM_DRIVER_CALL);
     CHECK(strstr(st.detail, "Device(1)") != NULL);
     for (int on_host = 0; on_host < 2; on_host++) {
         fail_allocation(1);
-        CHECK((on_host ? mm_slab_on_host(0, 1, &st) : mm_slab_on_device(world.cu, 0, 1, &st))
-              == NULL);
+        CHECK(
+            (on_host ? mm_slab_on_host(0, 1, &st) : mm_slab_on_device(world.cu, 0, 1, false, &st))
+            == NULL);
         CHECK(allocation_has_failed());
         CHECK_EQUAL(st.kind, MM_NO_MEMORY);
     }
     mm_slab_free(NULL);
+    CHECK_EQUAL(world.live_allocations(), 0);
+}
+
+/* The emulated device's bytes can be read by the host while they are mapped. */
+static unsigned char *
+bytes_of(const mm_slab *slab)
+{
+    return (unsigned char *)(uintptr_t)slab->start;
+}
+
+/* The frames before an offset are gone, and the rest is host memory at its address. */
+TEST(the_end_of_a_slab_can_be_kept)
+{
+    enum { UNIT = 2 << 20 };
+    mm_slab *slab = mm_slab_on_device(world.cu, 0, 3 * UNIT - 100, true, &st);
+
+    CHECK_OK(slab == NULL ? -1 : 0, &st);
+    CHECK_EQUAL(slab->mapping.bytes, 3 * UNIT);
+    for (int keeps = 1; keeps >= 0; keeps--) {
+        memset(bytes_of(slab), 7, slab->size);
+        CHECK_OK(mm_slab_suspend(world.cu, slab, UNIT + 5, keeps != 0, &st), &st);
+        CHECK(slab->mapping.is_suspended);
+        CHECK_EQUAL(slab->mapping.at_home, 2 * UNIT);
+        bytes_of(slab)[UNIT + 1] = 8;
+        CHECK(keeps == 0 || bytes_of(slab)[3 * UNIT - 101] == 7);
+        CHECK_OK(mm_slab_resume(world.cu, slab, &st), &st);
+        CHECK_EQUAL(bytes_of(slab)[UNIT + 1], keeps != 0 ? 8 : 0);
+        CHECK_EQUAL(bytes_of(slab)[0], 0); /* other memory */
+    }
+    CHECK_OK(mm_slab_suspend(world.cu, slab, 0, true, &st), &st); /* a home of another size */
+    mm_slab_free(slab);
+    CHECK_EQUAL(world.live_allocations(), 0);
+}
+
+TEST(a_driver_without_mapped_memory_cannot_suspend)
+{
+    mm_driver old = *world.cu;
+
+    old.MemMap = NULL;
+    CHECK(mm_slab_on_device(&old, 0, SIZE, true, &st) == NULL);
+    CHECK_EQUAL(st.kind, MM_UNSUPPORTED);
     CHECK_EQUAL(world.live_allocations(), 0);
 }
 
@@ -138,7 +180,7 @@ free_slabs(void *slabs)
 
 TEST(slabs_are_freed_after_a_host_function)
 {
-    mm_slab *both[2] = {new_host_slab(), mm_slab_on_device(world.cu, 1, SIZE, &st)};
+    mm_slab *both[2] = {new_host_slab(), mm_slab_on_device(world.cu, 1, SIZE, false, &st)};
     CUdeviceptr start = both[0]->start;
     CUstream stream;
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from contents import contents, pattern
-from driver import CAPTURE_GLOBAL, raw_driver
+from graphs import Graph, capture_reads, copy
 from kernels import read_by_device
 from layers import SIZE, layer
 from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
@@ -15,38 +15,6 @@ from managedmem import Device, ManagedWorkingSet, Stream, WorkingSet, emulator
 pytestmark = pytest.mark.usefixtures("current_device")
 
 COUNT = 6
-
-
-class Graph:
-    """An executable graph of what the streams of a block were given."""
-
-    def __init__(self):
-        self.handle = ctypes.c_void_p()
-
-    @contextlib.contextmanager
-    def capture(self, stream):
-        driver, graph = raw_driver(), ctypes.c_void_p()
-        handle = ctypes.c_void_p(stream.handle)
-        assert driver.cuStreamBeginCapture_v2(handle, CAPTURE_GLOBAL) == 0
-        try:
-            yield
-        finally:
-            ended = driver.cuStreamEndCapture(handle, ctypes.byref(graph))
-        assert ended == 0
-        made = driver.cuGraphInstantiateWithFlags(
-            ctypes.byref(self.handle), graph, ctypes.c_ulonglong(0)
-        )
-        assert made == 0
-        assert driver.cuGraphDestroy(graph) == 0
-
-    def launch(self, stream):
-        assert raw_driver().cuGraphLaunch(self.handle, ctypes.c_void_p(stream.handle)) == 0
-        stream.sync()
-
-    def destroy(self):
-        if self.handle:
-            assert raw_driver().cuGraphExecDestroy(self.handle) == 0
-            self.handle = ctypes.c_void_p()
 
 
 @pytest.fixture
@@ -57,13 +25,6 @@ def graph():
     made.destroy()
 
 
-def copy(target, source, stream):
-    """What stands for a kernel, also in a capture."""
-    driver = raw_driver()
-    addresses = (ctypes.c_uint64(target), ctypes.c_uint64(source))
-    assert driver.cuMemcpyAsync(*addresses, ctypes.c_size_t(SIZE), ctypes.c_void_p(stream)) == 0
-
-
 def add_groups(working, access="read"):
     return [working.add(layer(n), access) for n in range(COUNT)]
 
@@ -71,14 +32,6 @@ def add_groups(working, access="read"):
 @pytest.fixture
 def results(alloc):
     return [alloc(SIZE) for _ in range(COUNT)]
-
-
-def capture_reads(graph, groups, results, stream):
-    with graph.capture(stream):
-        for group, result in zip(groups, results, strict=True):
-            with group.use(stream=stream) as use:
-                assert use.is_resident
-                copy(result.handle, use.arrays[0].handle, stream.handle)
 
 
 def rewrite(groups, first):

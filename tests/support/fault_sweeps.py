@@ -51,8 +51,8 @@ DISTANCES = [*range(1, 13), *range(13, MOST, 9)]
 # The library cannot free an object if its creation was reported as failed.
 MAKES = {
     *("cuCtxPushCurrent", "cuDevicePrimaryCtxRetain", "cuEventCreate", "cuMemAllocFromPoolAsync"),
-    *("cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemPoolCreate"),
-    "cuStreamCreate",
+    *("cuMemAddressReserve", "cuMemAlloc", "cuMemAllocManaged", "cuMemCreate", "cuMemHostAlloc"),
+    *("cuMemPoolCreate", "cuStreamCreate"),
 }
 # When one of these fails, the object stays with the driver.
 FREES = {

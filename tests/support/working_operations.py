@@ -89,6 +89,16 @@ def drop_a_set(w):
     gc.collect()
 
 
+def suspend_a_set(w):
+    with WorkingSet(SIZE, ZERO, suspendable=True) as working:
+        group = working.add(w.a, "write")
+        for change in (working.suspend, working.resume):
+            change()
+            with group.use(stream=w.stream):
+                pass
+        w.stream.sync()
+
+
 def read_a_set(w):
     with WorkingSet(SIZE, ZERO) as working:
         assert working.budget == SIZE and working.device == ZERO and working.nbytes == 0
@@ -104,6 +114,9 @@ WORKING = {
     "use a working set without room": Operation(use_nested, silent=AT_HOME),
     "use a managed working set": Operation(
         use_a_managed_set, silent=BY_FAULTS, may_change=MOVES | WRITES
+    ),
+    "suspend a working set": Operation(
+        suspend_a_set, silent=AT_HOME | {"cuMemAddressFree", "cuMemRelease", "cuMemUnmap"}
     ),
     "a working set without groups": Operation(
         lambda w: WorkingSet(PAGE, ZERO).close(), silent=AT_HOME

@@ -28,7 +28,7 @@ open_frames_of(PyObject *op)
 
 PyDoc_STRVAR(
     frames_doc,
-    "_Frames(device, nbytes, host_waits, is_managed=False)\n--\n\n"
+    "_Frames(device, nbytes, host_waits, is_managed=False, suspendable=False)\n--\n\n"
     "Frames on a device for parts of memory whose home is the host, or the places of parts of\n"
     "managed memory. Safe from every thread; releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync,\n"
     "cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
@@ -36,11 +36,11 @@ PyDoc_STRVAR(
 static PyObject *
 frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    enum { DEVICE, NBYTES, HOST_WAITS, IS_MANAGED, ARGC };
+    enum { DEVICE, NBYTES, HOST_WAITS, IS_MANAGED, SUSPENDABLE, ARGC };
     static mm_signature signature = {.doc = frames_doc};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC], *self;
-    bool host_waits = false, is_managed = false;
+    bool host_waits = false, is_managed = false, can_suspend = false;
     mm_frames *frames;
     mm_driver *cu;
     size_t size, device;
@@ -52,11 +52,13 @@ frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         || mm_read_flag(state, argv[HOST_WAITS], "host_waits", &host_waits) < 0
         || (argv[IS_MANAGED] != NULL
             && mm_read_flag(state, argv[IS_MANAGED], "is_managed", &is_managed) < 0)
+        || (argv[SUSPENDABLE] != NULL
+            && mm_read_flag(state, argv[SUSPENDABLE], "suspendable", &can_suspend) < 0)
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    frames = mm_frames_new(cu, (int)device, size, host_waits, is_managed, &st);
+    frames = mm_frames_new(cu, (int)device, size, host_waits, is_managed, can_suspend, &st);
     Py_END_ALLOW_THREADS
     if (frames == NULL) {
         return mm_raise(state, &st);
@@ -583,6 +585,25 @@ frames_synchronize(PyObject *op, PyObject *Py_UNUSED(none))
     return call_alone(op, mm_frames_synchronize);
 }
 
+PyDoc_STRVAR(frames_suspend_doc,
+             "suspend($self, /)\n--\n\n"
+             "Give the memory of the frames back to the driver; uses are at home until resume().");
+
+static PyObject *
+frames_suspend(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_alone(op, mm_frames_suspend);
+}
+
+PyDoc_STRVAR(frames_resume_doc,
+             "resume($self, /)\n--\n\nTake memory of the device for the frames again.");
+
+static PyObject *
+frames_resume(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_alone(op, mm_frames_resume);
+}
+
 PyDoc_STRVAR(frames_end_round_doc,
              "end_round($self, /)\n--\n\nLoad nothing ahead until the next round.");
 
@@ -682,6 +703,8 @@ static PyMethodDef frames_methods[] = {
     {"end_round", frames_end_round, METH_NOARGS, frames_end_round_doc},
     {"settle", frames_settle, METH_O, frames_settle_doc},
     {"wait", frames_wait, METH_NOARGS, frames_wait_doc},
+    {"suspend", frames_suspend, METH_NOARGS, frames_suspend_doc},
+    {"resume", frames_resume, METH_NOARGS, frames_resume_doc},
     {"synchronize", frames_synchronize, METH_NOARGS, frames_synchronize_doc},
     MM_METHOD("acquire", frames_acquire, frames_acquire_doc),
     MM_METHOD("release", frames_release, frames_release_doc),

@@ -34,25 +34,27 @@ wrap_slab(PyTypeObject *type, mm_slab *slab)
 }
 
 static mm_slab *
-make_slab(mm_driver *cu, int device, size_t size, bool on_host, mm_status *st)
+make_slab(mm_driver *cu, int device, size_t size, bool on_host, bool can_suspend, mm_status *st)
 {
-    return on_host ? mm_slab_on_host(device, size, st) : mm_slab_on_device(cu, device, size, st);
+    return on_host ? mm_slab_on_host(device, size, st)
+                   : mm_slab_on_device(cu, device, size, can_suspend, st);
 }
 
 PyDoc_STRVAR(
     slab_doc,
-    "_Slab(device, nbytes, on_host)\n--\n\n"
-    "Plain memory that is freed with its last reference: on the device, or host memory that\n"
-    "lock() page-locks, so that the device reaches it.");
+    "_Slab(device, nbytes, on_host, suspendable=False)\n--\n\n"
+    "Plain memory that is freed with its last reference: on the device, where suspend() may\n"
+    "give it back for a while, or host memory that lock() page-locks, so that the device\n"
+    "reaches it.");
 
 static PyObject *
 slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    enum { DEVICE, NBYTES, ON_HOST, ARGC };
+    enum { DEVICE, NBYTES, ON_HOST, SUSPENDABLE, ARGC };
     static mm_signature signature = {.doc = slab_doc};
     mm_state *state = mm_type_state(type);
     PyObject *argv[ARGC];
-    bool on_host = false;
+    bool on_host = false, can_suspend = false;
     mm_driver *cu;
     size_t size, device;
     mm_slab *slab;
@@ -62,11 +64,13 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         || mm_read_size(argv[DEVICE], "device", &device) < 0
         || mm_read_size(argv[NBYTES], "nbytes", &size) < 0
         || mm_read_flag(state, argv[ON_HOST], "on_host", &on_host) < 0
+        || (argv[SUSPENDABLE] != NULL
+            && mm_read_flag(state, argv[SUSPENDABLE], "suspendable", &can_suspend) < 0)
         || (cu = mm_open(state)) == NULL) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    slab = make_slab(cu, (int)device, size, on_host, &st);
+    slab = make_slab(cu, (int)device, size, on_host, can_suspend, &st);
     Py_END_ALLOW_THREADS
     return slab != NULL ? wrap_slab(type, slab) : mm_raise(state, &st);
 }
@@ -129,10 +133,9 @@ slab_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-PyDoc_STRVAR(slab_lock_doc, "lock($self, /)\n--\n\nPage-lock memory of the host.");
-
+/* A call of the slab alone. */
 static PyObject *
-slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
+call_slab(PyObject *op, int (*call)(mm_driver *, mm_slab *, mm_status *))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_driver *cu = mm_open(state);
@@ -143,9 +146,45 @@ slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_slab_lock(cu, slab_of(op)->slab, &st);
+    rc = call(cu, slab_of(op)->slab, &st);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(state, rc, &st);
+}
+
+PyDoc_STRVAR(slab_lock_doc, "lock($self, /)\n--\n\nPage-lock memory of the host.");
+
+static PyObject *
+slab_lock(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_slab(op, mm_slab_lock);
+}
+
+static int
+suspend_all(mm_driver *cu, mm_slab *slab, mm_status *st)
+{
+    return mm_slab_suspend(cu, slab, 0, true, st);
+}
+
+PyDoc_STRVAR(slab_suspend_doc,
+             "suspend($self, /)\n--\n\n"
+             "Give the memory of the device back to the driver. The address has memory of the\n"
+             "host with the contents until resume(). Not safe beside uses and other calls.");
+
+static PyObject *
+slab_suspend(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_slab(op, suspend_all);
+}
+
+PyDoc_STRVAR(slab_resume_doc,
+             "resume($self, /)\n--\n\n"
+             "Take memory of the device again, with the contents. Not safe beside uses and other\n"
+             "calls.");
+
+static PyObject *
+slab_resume(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return call_slab(op, mm_slab_resume);
 }
 
 PyDoc_STRVAR(slab_add_reader_doc,
@@ -275,6 +314,12 @@ slab_get_nbytes(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+slab_get_is_suspended(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(slab_of(op)->slab->mapping.is_suspended);
+}
+
+static PyObject *
 slab_get_is_shared(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(slab_of(op)->slab->is_shared);
@@ -284,6 +329,8 @@ static PyMethodDef slab_methods[] = {
     MM_CLASS_METHOD("of_file", slab_of_file, slab_of_file_doc),
     MM_CLASS_METHOD("at", slab_at, slab_at_doc),
     {"lock", slab_lock, METH_NOARGS, slab_lock_doc},
+    {"suspend", slab_suspend, METH_NOARGS, slab_suspend_doc},
+    {"resume", slab_resume, METH_NOARGS, slab_resume_doc},
     {"add_reader", slab_add_reader, METH_O, slab_add_reader_doc},
     MM_METHOD("fill", slab_fill, slab_fill_doc),
     {NULL, NULL, 0, NULL},
@@ -293,6 +340,7 @@ static PyGetSetDef slab_properties[] = {
     {"device_id", slab_get_device_id, NULL, "The ordinal of the device.", NULL},
     {"handle", slab_get_handle, NULL, "The address.", NULL},
     {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
+    {"is_suspended", slab_get_is_suspended, NULL, "True between suspend() and resume().", NULL},
     {"is_shared", slab_get_is_shared, NULL, "True if other processes map it too.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

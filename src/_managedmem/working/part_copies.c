@@ -177,7 +177,7 @@ mm_frames_load(mm_frames *f, uint32_t number, uint32_t least)
     mm_status st;
     int rc;
 
-    if (f->troubles != f->waited
+    if (f->is_suspended || f->troubles != f->waited
         || !mm_placement_find(&f->placement, f->places, bytes, least, &offset)
         || mm_scope_enter_relaxed(&scope, f->cu, f->device, &st) < 0) {
         return false;

@@ -21,13 +21,13 @@ make_streams(mm_frames *f, mm_status *st)
 }
 
 static int
-open_frames(mm_frames *f, size_t room, mm_status *st)
+open_frames(mm_frames *f, size_t room, bool can_suspend, mm_status *st)
 {
     mm_scope scope;
     int rc;
 
     if (!f->is_managed) {
-        f->slab = mm_slab_on_device(f->cu, f->device, room, st);
+        f->slab = mm_slab_on_device(f->cu, f->device, room, can_suspend, st);
     }
     if ((f->slab == NULL && !f->is_managed) || mm_home_for(f->cu, f->device, &f->host, st) < 0
         || mm_scope_enter_relaxed(&scope, f->cu, f->device, st) < 0) {
@@ -40,7 +40,7 @@ open_frames(mm_frames *f, size_t room, mm_status *st)
 
 mm_frames *
 mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
-              mm_status *st)
+              bool can_suspend, mm_status *st)
 {
     mm_frames *f = calloc(1, sizeof *f);
 
@@ -55,7 +55,8 @@ mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_m
     f->placement.room = room;
     mm_use_order_init(&f->order);
     (void)pthread_mutex_init(&f->lock, NULL);
-    if (open_frames(f, room, st) < 0) {
+    mm_operation_lock_init(&f->turn);
+    if (open_frames(f, room, can_suspend, st) < 0) {
         mm_frames_free(f);
         return NULL;
     }
@@ -146,6 +147,7 @@ free_struct(mm_frames *f)
     free(f->places);
     free(f->parts);
     (void)pthread_mutex_destroy(&f->lock);
+    mm_operation_lock_destroy(&f->turn);
     free(f);
 }
 
@@ -348,7 +350,7 @@ mm_frames_read_report(mm_frames *f, mm_frames_report *report)
     *report = f->report;
     report->room = mm_guard_is_closed(&f->guard) ? 0 : f->placement.room + f->ring;
     report->present = mm_guard_is_closed(&f->guard) ? 0 : report->present;
-    report->kept = f->is_managed ? count_kept(f) : report->room;
+    report->kept = f->is_managed ? count_kept(f) : f->is_suspended ? 0 : report->room;
     report->parts = f->order.live;
     mm_frames_unlock(f);
 }

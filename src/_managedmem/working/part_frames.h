@@ -28,7 +28,8 @@ typedef enum {
 /* The contents and counters of a set. Work counts once it is queued; copies by graphs never. */
 typedef struct {
     size_t room; /* the bytes that the frames take, or that managed parts may take at once */
-    size_t kept; /* the same; or the bytes of all managed parts that were on the device */
+    size_t
+        kept; /* the same, 0 while suspended; or the bytes of all managed parts that were on the device */
     size_t present; /* the bytes of parts that are there, or on their way */
     uint32_t parts;
     uint64_t acquired;
@@ -42,10 +43,10 @@ typedef struct {
 } mm_frames_report;
 
 /* A set without parts, whose frames have `room` bytes of the device, or for managed memory.
- * `host_waits` for work that the host does in place of the device: acquisitions and
+ * With `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` for work that the host does in place of the device: acquisitions and
  * mm_frames_settle then wait for their copies. NULL on failure. */
 mm_frames *mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
-                         mm_status *st);
+                         bool can_suspend, mm_status *st);
 
 /* Parts are loaded ahead only in rounds, because outside of them the caller may write parts at home
  * unnoticed. A round begins after the work that is queued on the stream. Rounds of several threads
@@ -112,6 +113,15 @@ MM_NODISCARD int mm_frames_wait(mm_frames *f, mm_status *st);
 
 /* Waits for the device; MM_REFUSED if a stream captures a graph, which that would destroy. */
 MM_NODISCARD int mm_frames_synchronize(mm_frames *f, mm_status *st);
+
+/* Gives the memory of the frames back to the driver, after a wait for the device: uses are at home
+ * until mm_frames_resume. Graphs may be launched meanwhile: their frames have memory of the host.
+ * MM_REFUSED if a part is in use or a stream captures. On failure the frames are there, empty. */
+MM_NODISCARD int mm_frames_suspend(mm_frames *f, mm_status *st);
+
+/* Takes memory of the device for the frames again, at the same addresses. On failure the set stays
+ * suspended. */
+MM_NODISCARD int mm_frames_resume(mm_frames *f, mm_status *st);
 
 /* More than the number of each part. */
 uint32_t mm_frames_count(mm_frames *f);

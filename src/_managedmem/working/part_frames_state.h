@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "../driver/threads.h"
 #include "../memory/guard.h"
 #include "part_frames.h"
 #include "placement.h"
@@ -54,6 +55,7 @@ struct mm_frames {
     mm_slab *slab; /* NULL for managed memory */
     CUstream inward, outward;
     CUevent all_sent;
+    mm_operation_lock turn; /* to suspend or to resume */
     pthread_mutex_t lock; /* of all that follows; held during calls that queue, or recover */
     mm_use_order order;
     mm_placement placement;
@@ -62,6 +64,7 @@ struct mm_frames {
     size_t place_capacity, part_capacity;
     uint32_t count;
     frame_capture *captures; /* whose graphs live, as far as is known */
+    bool is_suspended; /* no part gets a frame */
     uint32_t ring_frames; /* the number of their latest frame */
     size_t ring; /* bytes behind the room of the placement, which belong to these graphs */
     mm_use_clock clock;

@@ -461,7 +461,7 @@ take_frame(mm_frames *f, frame_capture *c, const capture_view *v, uint32_t numbe
     }
     c->frames = mm_grow(c->frames, &c->capacity, c->count + 1, sizeof *c->frames, st);
     *rc = c->capacity > c->count ? 0 : -1;
-    if (*rc < 0 || c->is_blind || made.bytes == 0
+    if (*rc < 0 || f->is_suspended || c->is_blind || made.bytes == 0
         || !find_ring_room(f, c, made.bytes, &made.offset)) {
         return 0;
     }

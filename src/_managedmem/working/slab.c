@@ -98,12 +98,17 @@ allocate_on_device(mm_driver *cu, mm_slab *slab, mm_status *st)
 }
 
 mm_slab *
-mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st)
+mm_slab_on_device(mm_driver *cu, int device, size_t size, bool can_suspend, mm_status *st)
 {
     mm_slab *slab = new_slab(device, size, st);
+    int rc;
 
     mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
-    if (slab != NULL && allocate_on_device(cu, slab, st) < 0) {
+    if (slab == NULL) {
+        return NULL;
+    }
+    rc = can_suspend ? mm_slab_map(cu, slab, st) : allocate_on_device(cu, slab, st);
+    if (rc < 0) {
         free(slab);
         return NULL;
     }
@@ -246,6 +251,9 @@ give_up(mm_driver *cu, mm_slab *slab)
 {
     if (slab->on_host && !slab->locked) {
         return true;
+    }
+    if (slab->mapping.bytes > 0) {
+        return mm_slab_unmap(cu, slab);
     }
     return (slab->on_host ? unlock_memory(cu, slab) : cu->MemFree(slab->start))
            != CUDA_ERROR_NOT_PERMITTED;

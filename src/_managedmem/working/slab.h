@@ -6,6 +6,18 @@
 
 #include "../memory/leaks.h"
 
+/* The memory at the addresses of a slab that can be suspended. */
+typedef struct {
+    size_t bytes; /* of the addresses, in whole units of the driver; 0: plain memory */
+    size_t unit;
+    CUmemLocation host; /* where the device finds memory of the host */
+    CUmemGenericAllocationHandle frames, home; /* of the device, and of the host while suspended */
+    bool has_frames, has_home;
+    size_t at_home; /* bytes at the end that the home has */
+    bool keeps; /* the home has the contents */
+    bool is_suspended;
+} mm_slab_mapping;
+
 typedef struct mm_slab {
     mm_deferred_free deferred;
     struct mm_slab *next; /* in the list of those on the host */
@@ -17,10 +29,12 @@ typedef struct mm_slab {
     bool on_host, is_listed;
     bool is_shared; /* other processes map it too */
     bool locked; /* of host memory: the driver has page-locked it */
+    mm_slab_mapping mapping;
 } mm_slab;
 
-/* Memory of the device. NULL on failure. */
-mm_slab *mm_slab_on_device(mm_driver *cu, int device, size_t size, mm_status *st);
+/* Memory of the device, in whole units of the driver if it can be suspended. NULL on failure. */
+mm_slab *mm_slab_on_device(mm_driver *cu, int device, size_t size, bool can_suspend,
+                           mm_status *st);
 
 /* Memory of the host in huge pages where the system has them, all zero. The caller fills it, and
  * then page-locks it: locking pages that exist takes a tenth of the time. A forked child does not
@@ -56,5 +70,25 @@ void mm_slab_free(mm_slab *slab);
 
 /* mm_slab_free for a thread of the driver, which must not call it: the memory is freed later. */
 void mm_slab_defer_free(mm_slab *slab);
+
+/* --- slab_mapping.c: memory of a device that goes and comes back at its address --------------------- */
+
+/* Takes addresses and maps memory of the device there, for a new slab. */
+MM_NODISCARD int mm_slab_map(mm_driver *cu, mm_slab *slab, mm_status *st);
+
+/* Gives the memory back to the driver, after a wait for the device. From `kept_from` on, which is
+ * rounded down, the addresses stay valid: they have memory of the host, with the contents if
+ * `keeps`. Nobody may use the memory meanwhile, nor the addresses before that until mm_slab_resume.
+ * Does nothing if it is suspended. On failure nothing changes. */
+MM_NODISCARD int mm_slab_suspend(mm_driver *cu, mm_slab *slab, size_t kept_from, bool keeps,
+                                 mm_status *st);
+
+/* Takes memory of the device again, with the contents that were kept. Nobody may use the memory
+ * meanwhile. On failure it stays suspended. */
+MM_NODISCARD int mm_slab_resume(mm_driver *cu, mm_slab *slab, mm_status *st);
+
+/* Frees the memory and the addresses; false in a host function: try again later. In a relaxed
+ * scope. */
+bool mm_slab_unmap(mm_driver *cu, mm_slab *slab);
 
 #endif
