@@ -48,6 +48,7 @@ from managedmem.torch._offload_places import Target, is_home, move_back
 from managedmem.torch._offload_plan import Part, direct_tensors
 from managedmem.torch._offload_room import bytes_of_budget, check_host, check_room
 from managedmem.torch._offload_shares import Share
+from managedmem.torch._offload_suspension import check_suspendable, resume, suspend
 from managedmem.torch._offload_together import Members, as_one, kind_of, roots_of
 from managedmem.torch._optimizer_state import OffloadedOptimizer
 from managedmem.torch._tensors import Found
@@ -79,6 +80,7 @@ def offload(
     places: Mapping[str, Place] | None = None,
     read_only: bool = False,
     step_in_backward: bool = False,
+    suspendable: bool = False,
 ) -> Offload:
     """Run a module on a device that holds only a part of its parameters at a time.
 
@@ -121,6 +123,10 @@ def offload(
         complete, and frees these. optimizer.step() must follow each pass; it steps the remaining
         ones. For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
         gradients that accumulate over passes, closures and DistributedDataParallel.
+    suspendable : bool
+        True lets handle.suspend() give the device memory of the parameters back for a while. They
+        then take whole units of the driver, of 2 MiB, and other devices do not reach them. The
+        device needs room for those that are there already.
 
     Other parts have their home in page-locked memory of the host, of exactly their size. Before the
     forward and the backward call of a submodule, its parameters are copied to frames on the device,
@@ -166,10 +172,12 @@ def offload(
     check_read_only(read_only, optimizer)
     check_claims(whole, tensors, read_only=read_only)
     check_step_in_backward(step_in_backward, optimizer)
+    check_suspendable(suspendable)
     asked = asked_places(whole, places)
     limit = bytes_of_budget(wanted, homes)
-    check_room(homes, limit)
+    check_room(homes, limit, suspendable)
     handle = object.__new__(Offload)
+    handle._suspendable, handle._suspended = suspendable, False
     handle._start(whole, homes, limit, optimizer, chosen, asked, read_only, step_in_backward)
     return handle
 
@@ -198,6 +206,9 @@ class Offload(Handle):
     Offload.of(module) returns it. A copy or pickle of a handle is None, because a copy of the
     module is plain. Safe from every thread; for remove() see offload().
     """
+
+    _suspendable: bool
+    _suspended: bool
 
     def __init__(self) -> None:
         raise TypeError("Offload objects are made by offload()")
@@ -236,7 +247,16 @@ class Offload(Handle):
             with torch.inference_mode(False), torch.no_grad():
                 for target, module, name, found in homes:
                     lane = DeviceLane(
-                        target, module, name, found, budget, optimizer, chosen, asked, read_only
+                        target,
+                        module,
+                        name,
+                        found,
+                        budget,
+                        optimizer,
+                        chosen,
+                        asked,
+                        read_only,
+                        self._suspendable,
                     )
                     self._lanes.append(lane)
                     lane.fill(module)
@@ -375,8 +395,9 @@ class Offload(Handle):
         once the module has been freed. No other thread may use the module during the call. Driver:
         as offload().
         """
-        if self._removed:
-            raise RuntimeError("the module is not offloaded any more: call offload() again")
+        self._check_offloaded()
+        if self._suspended:
+            raise RuntimeError("the module is suspended: call resume() first")
         model = self._members.again()
         if model is None:
             raise RuntimeError("the module has been freed: only remove() is left for its handle")
@@ -407,6 +428,51 @@ class Offload(Handle):
             self._follow_model(model, tensors)
         for lane, arrived in parts:
             self._warn_of_what_does_not_fit(lane, arrived, 3)
+
+    def _check_offloaded(self) -> None:
+        if self._removed:
+            raise RuntimeError("the module is not offloaded any more: call offload() again")
+
+    def suspend(self) -> None:
+        """Give the device memory of the parameters back to the driver, until resume().
+
+        Parts that are streamed have their contents at home, and nothing is copied; those that stay
+        on the device are copied to page-locked memory of the host, which is kept for the next time.
+        Every address stays valid. The module may be called meanwhile, and captured graphs may be
+        replayed: they read the parameters over the bus. Gradients, state of an optimizer and
+        activations are torch's, and stay; torch.cuda.empty_cache() gives back what torch keeps.
+        Suspending again does nothing.
+
+        Waits for the device. Raises RuntimeError without suspendable=True, after remove(), while a
+        part is in a frame for a call, and while a stream captures; MemoryError if the host lacks
+        memory, CUDAError if the driver fails. The module is not suspended then. No other thread may
+        use the module during the call. Driver: cuCtxSynchronize, cuMemCreate, cuMemcpyAsync,
+        cuMemUnmap, cuMemRelease.
+        """
+        self._check_offloaded()
+        if not self._suspendable:
+            raise RuntimeError(
+                "the memory was not made to be suspended: offload the module with suspendable=True"
+            )
+        suspend(self._lanes)
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Take device memory again, with the contents, at the same addresses as before suspend().
+
+        Waits for the device. Raises MemoryError with the sum if a device has no room for it,
+        RuntimeError after remove() and while a stream captures, CUDAError if the driver fails; the
+        module stays suspended then. Does nothing if it is not. No other thread may use the module
+        during the call. Driver: cuMemCreate, cuMemMap, cuMemcpyAsync.
+        """
+        self._check_offloaded()
+        resume(self._lanes)
+        self._suspended = False
+
+    @property
+    def is_suspended(self) -> bool:
+        """True between suspend() and resume()."""
+        return self._suspended and not self._removed
 
     def _shared_out(
         self, model: nn.Module, tensors: Found, new: Found

@@ -66,11 +66,13 @@ class DeviceLane:
         chosen: dict[int, str],
         asked: dict[int, Place],
         read_only: bool,
+        suspendable: bool,
     ) -> None:
         self.target = target
         self.name = name  # of the submodule on this device
         self.budget = budget
         self.read_only = read_only
+        self.suspendable = suspendable
         # The modules that the caller wants as parts.
         self._chosen = weakref.WeakSet(m for m in model.modules() if id(m) in chosen)
         all_blocks = _blocks(found, target.place)
@@ -114,10 +116,12 @@ class DeviceLane:
         is_first = self.frames is None
         if is_first and plan.frames:
             is_cpu = self.target.place.type == "cpu"
-            self.frames = _Frames(self.target.device.device_id, plan.frames, is_cpu)
+            self.frames = _Frames(
+                self.target.device.device_id, plan.frames, is_cpu, suspendable=self.suspendable
+            )
             self.announcer.frames = self.frames
         stays = [block for part in plan.resident for block in part.blocks]
-        self.moved += move_to_device(stays, self.target)
+        self.moved += move_to_device(stays, self.target, self.suspendable)
         self._make_parts(plan, self._bring_home(plan))
         self.places.know(model)
         for part in plan.streamed:
@@ -311,6 +315,24 @@ class DeviceLane:
             self.frames.close()
             self.frames = self.announcer.frames = None
 
+    # --- memory that comes and goes -------------------------------------------------------
+
+    def memory(self) -> list[_Frames | _Slab]:
+        """The memory of the device that can be suspended."""
+        frames = [] if self.frames is None else [self.frames]
+        return [*frames, *self.slabs()]
+
+    def slabs(self) -> list[_Slab]:
+        """That of the parts that stay on the device."""
+        slabs = {id(entry.slab): entry.slab for entry in self.moved}
+        return [slab for slab in slabs.values() if slab is not None]
+
+    def bytes_suspended(self) -> int:
+        """The bytes of the device that are given back now."""
+        counts = _NO_FRAMES if self.frames is None else self.frames.stats()[0]
+        slabs = (slab.nbytes for slab in self.slabs() if slab.is_suspended)
+        return counts["room"] - counts["kept"] + sum(slabs)
+
     # --- the steps, and the end -------------------------------------------------------------
 
     def can_be_exceeded(self) -> bool:
@@ -388,6 +410,7 @@ class DeviceLane:
         if self.final is not None:
             return self.final
         resident = sum(part.nbytes for part in self.plan.resident)
+        is_away = any(slab.is_suspended for slab in self.slabs())
         counts = dict(_NO_FRAMES)
         if self.frames is not None:
             counts, self.last_error = self.frames.stats()
@@ -397,7 +420,7 @@ class DeviceLane:
         counts["mapped"] += self.announcer.at_home
         return {
             "budget": resident + counts.pop("room"),
-            "held": resident + counts.pop("present"),
+            "held": (0 if is_away else resident) + counts.pop("present"),
             "groups": counts.pop("parts"),
             "streamed": sum(part.nbytes for part in self.plan.streamed),
             "resident": resident,

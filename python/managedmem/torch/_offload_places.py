@@ -75,6 +75,7 @@ class Moved:
     # Where it was in managed memory, or in that of load_file().
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     shared: _Slab | None = None  # where it was, if other processes have that memory too
+    slab: _Slab | None = None  # memory of the device, if it is there
 
     def is_pageable(self) -> bool:
         """True for a block that was in pageable memory of the host."""
@@ -118,12 +119,16 @@ def host_memory(target: Target, sizes: list[int]) -> tuple[_Slab, list[int]]:
     return slab, offsets
 
 
-def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
-    """Move blocks to the device unless they are there; return the data to move them back."""
-    away = [block for block in blocks if not _is_there(block, target)]
+def move_to_device(blocks: list[_Block], target: Target, suspendable: bool) -> list[Moved]:
+    """Move blocks to the device unless they are there; return the data to move them back.
+
+    With `suspendable`, those that are there move too, into memory that can be suspended.
+    """
+    away = [block for block in blocks if suspendable or not _is_there(block, target)]
     if not away:
         return []
-    memory = Memory(_Slab(target.device.device_id, sum(map(size_of, away)), False), target)
+    nbytes = sum(map(size_of, away))
+    memory = Memory(_Slab(target.device.device_id, nbytes, False, suspendable), target)
     moved = [_moved(block, memory.span(block).tensor(target.place)) for block in away]
     pageable, rest = [entry for entry in moved if entry.is_pageable()], moved
     if sum(e.base.numel() for e in pageable) >= 4 * _STAGED and _stage(pageable, target):
@@ -131,6 +136,8 @@ def move_to_device(blocks: list[_Block], target: Target) -> list[Moved]:
     for entry in rest:
         _fill(entry.base, entry.block)
     _change(moved, target)
+    for entry in moved:
+        entry.slab = memory.slab
     return moved
 
 

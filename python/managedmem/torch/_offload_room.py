@@ -23,13 +23,18 @@ def left_free(target: Target) -> int:
     return max(1, free - free // _RESERVE)
 
 
-def check_room(homes: list[tuple[Target, nn.Module, str, Found]], budget: int) -> None:
-    """Raise if a device cannot hold its budget, or the host the rest."""
+def check_room(
+    homes: list[tuple[Target, nn.Module, str, Found]], budget: int, suspendable: bool
+) -> None:
+    """Raise if a device cannot hold its budget, or the host the rest.
+
+    Memory that can be suspended is new also for what is on the device already.
+    """
     at_home = 0
     for target, found in _by_target(homes).items():
         total = sum(tensor.nbytes for _, tensor in found)
         there = sum(t.nbytes for _, t in found if t.is_cuda and t.device == target.place)
-        needed = max(0, min(budget, total) - there)
+        needed = max(0, min(budget, total) - (0 if suspendable else there))
         free = target.free()
         if needed > free:
             raise MemoryError(

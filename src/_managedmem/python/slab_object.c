@@ -320,6 +320,12 @@ slab_get_is_suspended(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+slab_get_has_home(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(slab_of(op)->slab->mapping.has_home);
+}
+
+static PyObject *
 slab_get_is_shared(PyObject *op, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(slab_of(op)->slab->is_shared);
@@ -341,6 +347,7 @@ static PyGetSetDef slab_properties[] = {
     {"handle", slab_get_handle, NULL, "The address.", NULL},
     {"nbytes", slab_get_nbytes, NULL, "The size in bytes, in whole pages on the host.", NULL},
     {"is_suspended", slab_get_is_suspended, NULL, "True between suspend() and resume().", NULL},
+    {"has_home", slab_get_has_home, NULL, "True once the host has memory for suspend().", NULL},
     {"is_shared", slab_get_is_shared, NULL, "True if other processes map it too.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

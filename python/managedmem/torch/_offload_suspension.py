@@ -1,0 +1,76 @@
+"""Suspending the memory that offload() has on devices, and resuming it, for all lanes or none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from managedmem._limits import host_available
+from managedmem.torch._offload_lane import DeviceLane
+from managedmem.torch._offload_places import Target
+
+
+def check_suspendable(suspendable: object) -> None:
+    """Raise TypeError for an argument of offload() that is not a bool."""
+    if not isinstance(suspendable, bool):
+        raise TypeError(f"suspendable must be True or False, got {suspendable!r}")
+
+
+def suspend(lanes: Sequence[DeviceLane]) -> None:
+    """Give the memory of all lanes back to the driver; after an error, all have it again."""
+    _check_host(lanes)
+    try:
+        for lane in lanes:
+            lane.target.wait()
+            for memory in lane.memory():
+                memory.suspend()
+    except BaseException:
+        for memory in (each for lane in lanes for each in lane.memory()):
+            with contextlib.suppress(Exception):  # it has memory of the host, which works too
+                memory.resume()
+        raise
+
+
+def resume(lanes: Sequence[DeviceLane]) -> None:
+    """Take memory for all lanes again; after an error, all are suspended."""
+    _check_room(lanes)
+    try:
+        for lane in lanes:
+            lane.target.wait()
+            for memory in lane.memory():
+                memory.resume()
+    except BaseException:
+        for memory in (each for lane in lanes for each in lane.memory()):
+            with contextlib.suppress(Exception):  # it is on the device already, which works too
+                memory.suspend()
+        raise
+
+
+def _check_host(lanes: Sequence[DeviceLane]) -> None:
+    """Raise MemoryError if the host has no room for what stays on the device."""
+    slabs = (slab for lane in lanes for slab in lane.slabs())
+    needed = sum(slab.nbytes for slab in slabs if not slab.has_home)
+    available = host_available()
+    if available is not None and needed > available:
+        raise MemoryError(
+            f"suspend() needs {needed:,} bytes of host memory for the parts that stay on the "
+            f"device, and {available:,} are available: free other memory, or stream more parts"
+        )
+
+
+def _check_room(lanes: Sequence[DeviceLane]) -> None:
+    """Raise MemoryError with the sum if a device has no room; torch gives back what it keeps."""
+    needed: dict[Target, int] = {}
+    for lane in lanes:
+        needed[lane.target] = needed.get(lane.target, 0) + lane.bytes_suspended()
+    for target, nbytes in needed.items():
+        free = target.free()
+        if nbytes > free:
+            raise MemoryError(
+                f"resume() needs {nbytes:,} bytes of {target.device}, and {free:,} are free: free "
+                "other memory first. The module stays suspended"
+            )
+        if nbytes > target.device.memory_info.free:
+            torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
