@@ -57,6 +57,13 @@ GROUPS = {
         "Tokens of a decoder of GPT-2's shape with a static cache, and a wait after each; half of"
         " its weights are in the budget. Captured: one call is captured, and replayed.",
     ),
+    "suspending": group_of(
+        "suspending",
+        "Weights that leave the device and come back",
+        "All weights go to memory of the host, and the driver has the memory of the device"
+        " meanwhile, as cuMemGetInfo says. Suspended by suspend() of the handle of offload();"
+        " torch_memory_saver keeps a backup on the host.",
+    ),
     "mixture": group_of(
         "mixture",
         "A mixture of experts",

@@ -29,6 +29,10 @@ FIGURES = {
         *("a token", "taken"),
     ],
     "captured": ["a token", "taken"],
+    "suspending": [
+        *("the first suspension", "a suspension", "resuming"),
+        *("free before", "free meanwhile", "free afterwards", "taken"),
+    ],
     "mixture": [*GENERATION, "offload() itself", "loaded, a call", "taken"],
     "training": ["a step", "taken"],
     "diffusion": ["four steps", "offload() itself", "loaded, a call", "taken"],
