@@ -75,6 +75,8 @@ __all__ = [
     "emulator",
     "full",
     "is_managed",
+    "live",
+    "memory_stats",
     "prefetch",
     "residency",
     "result_cache",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from managedmem import typing as typing
     from managedmem._capabilities import capabilities
     from managedmem._creation import asarray, empty_like, full, zeros
+    from managedmem._memory_stats import live, memory_stats
     from managedmem._result_cache import result_cache
     from managedmem._trace import trace
     from managedmem._tune import tune
@@ -134,6 +137,8 @@ else:
         "empty_like": "_creation",
         "full": "_creation",
         "zeros": "_creation",
+        "live": "_memory_stats",
+        "memory_stats": "_memory_stats",
         "result_cache": "_result_cache",
         "trace": "_trace",
         "tune": "_tune",

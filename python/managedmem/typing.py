@@ -22,6 +22,7 @@ from managedmem._managedmem import (
     PlanEntry,
     PoolAttributes,
 )
+from managedmem._memory_stats import KeptMemory, LiveMemory, MemoryCounts, MemoryStats
 from managedmem._residency import Residency, ResidencyRun
 from managedmem._trace import Finding, Trace, TraceEvent, TraceMemory, TraceSlice, TraceSums
 from managedmem._tune import TuneResult, TuneTime, TuneTrial, TuneUnstableError
@@ -49,8 +50,12 @@ __all__ = [
     "Capabilities",
     "DType",
     "Finding",
+    "KeptMemory",
+    "LiveMemory",
     "Location",
+    "MemoryCounts",
     "MemoryInfo",
+    "MemoryStats",
     "PageRun",
     "PeerAccessibleBySetProxy",
     "PlanEntry",

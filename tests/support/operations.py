@@ -272,6 +272,9 @@ OPERATIONS = {
     "is_managed of an array": Operation(
         lambda w: managedmem.is_managed(CudaArray(w.a)), "is_managed"
     ),
+    "memory_stats": in_pools(
+        lambda w: managedmem.memory_stats(), "_memory_counts _memory_kept", faults=2
+    ),
     "residency": Operation(
         lambda w: w.large[: 4 * PAGE].residency(), "ManagedBuffer.residency", faults=5
     ),
@@ -640,6 +643,7 @@ def refused(read):
 
 # Operations without a driver call, as test_faults.py checks.
 NO_DRIVER = {
+    "_memory_living": lambda w: managedmem.live(),
     "ManagedBuffer.name": (
         lambda w: (w.a.name, ManagedBuffer.from_handle(w.a.handle, w.a.size).name)  # and None
     ),

@@ -1,4 +1,5 @@
-/* allocation_log.c: the process-wide list of memories, its lock, and the log that the dead stay in. */
+/* allocation_log.c: the process-wide list of memories, its lock, their counts, and the log that the
+ * dead stay in. */
 #include "allocation_log.h"
 
 #include <assert.h>
@@ -28,9 +29,11 @@ static struct {
     uint64_t log; /* the number of the log that runs, or of the next one, from 1 */
     size_t room; /* births until it is full */
     uint64_t missed; /* births since it was full */
+    mm_memory_tally tally;
 } allocations = {.lock = ATOMIC_FLAG_INIT, .log = 1};
 
 atomic_bool mm_allocations_logged; /* changed while the lock is held */
+atomic_size_t mm_managed_bytes; /* the same */
 
 /* Not a mutex, which would double the cost of a birth and a death: the lock is held for a few
  * instructions. */
@@ -107,10 +110,43 @@ remove_entry(mm_allocation_entry *entry)
     list->count--;
 }
 
+static bool
+is_managed(const mm_allocation_entry *entry)
+{
+    return entry->source == MM_FROM_DRIVER || entry->source == MM_FROM_MANAGED_POOL;
+}
+
+static size_t
+managed_bytes(void)
+{
+    return atomic_load_explicit(&mm_managed_bytes, memory_order_relaxed);
+}
+
+static void
+count_begin(const mm_allocation_entry *entry, bool again)
+{
+    mm_tally_begin(&allocations.tally, entry->source, entry->device, entry->size, again);
+    if (is_managed(entry)) {
+        atomic_store_explicit(&mm_managed_bytes, managed_bytes() + entry->size,
+                              memory_order_relaxed);
+    }
+}
+
+static void
+count_end(const mm_allocation_entry *entry)
+{
+    mm_tally_end(&allocations.tally, entry->source, entry->device, entry->size);
+    if (is_managed(entry)) {
+        atomic_store_explicit(&mm_managed_bytes, managed_bytes() - entry->size,
+                              memory_order_relaxed);
+    }
+}
+
 static void
 add_new_entry(mm_allocation_entry *entry)
 {
     assert(entry->serial == 0);
+    count_begin(entry, false);
     entry->serial = ++allocations.serial;
     entry->died = ALIVE;
     entry->alive = true;
@@ -150,7 +186,7 @@ mm_allocation_entry_add(mm_allocation_entry *entry, CUdeviceptr start, size_t si
     assert(start != 0 && size > 0);
     entry->start = start;
     entry->size = size;
-    entry->born = mm_allocations_are_logged() ? mm_raw_clock() : 0;
+    entry->born = mm_raw_clock();
     lock_list();
     add_new_entry(entry);
     unlock_list();
@@ -162,6 +198,7 @@ mm_allocation_entry_end_listed(mm_allocation_entry *entry)
     lock_list();
     assert(entry->alive);
     entry->alive = false;
+    count_end(entry);
     if (!mm_allocations_are_logged() || missed_log(entry)) {
         entry->died = 0;
         remove_entry(entry);
@@ -187,6 +224,7 @@ mm_allocation_entry_resume(mm_allocation_entry *entry)
     assert(!entry->alive);
     entry->alive = true;
     entry->died = ALIVE;
+    count_begin(entry, true);
     if (!entry->listed) {
         append_entry(entry);
     }
@@ -287,6 +325,121 @@ mm_allocation_entry_read_name(mm_allocation_entry *entry, char name[MM_NAME_BYTE
     return named;
 }
 
+/* --- the memories that live ------------------------------------------------------------- */
+
+void
+mm_allocation_counts_read(mm_memory_tally *tally, bool reset_peaks)
+{
+    lock_list();
+    *tally = allocations.tally;
+    if (reset_peaks) {
+        mm_tally_reset_peaks(&allocations.tally);
+    }
+    unlock_list();
+}
+
+/* What an entry was while the lock was held. */
+typedef struct {
+    mm_allocation_entry entry; /* only what makes its label */
+    mm_living_memory memory; /* without its label */
+    char name[MM_NAME_BYTES + 1];
+} living_draft;
+
+static void
+draft_living(const mm_allocation_entry *entry, living_draft *d)
+{
+    bool described = atomic_load_explicit(&entry->described, memory_order_acquire);
+
+    d->memory = (mm_living_memory){.start = entry->start,
+                                   .size = entry->size,
+                                   .serial = entry->serial,
+                                   .born = entry->born,
+                                   .source = entry->source,
+                                   .device = entry->device};
+    d->entry.size = entry->size;
+    d->entry.serial = entry->serial;
+    if (described) {
+        d->entry.dtype = entry->dtype;
+        d->entry.dimensions = entry->dimensions;
+        memcpy(d->entry.shape, entry->shape, sizeof d->entry.shape);
+    }
+    atomic_init(&d->entry.described, described);
+    (void)copy_name(entry, d->name);
+}
+
+/* Returns the number of living entries in the list, and drafts as many as there is room for. The
+ * caller holds the lock. */
+static size_t
+draft_list(const entry_list *list, living_draft *drafts, size_t room)
+{
+    size_t count = 0;
+
+    for (const mm_allocation_entry *entry = list->first; entry != NULL; entry = entry->next) {
+        if (!entry->alive || entry->source == MM_FROM_NOWHERE) {
+            continue;
+        }
+        if (count < room) {
+            draft_living(entry, &drafts[count]);
+        }
+        count++;
+    }
+    return count;
+}
+
+/* Drafts of all that live, with malloc. *count is their number. */
+static living_draft *
+draft_all(size_t *count, mm_status *st)
+{
+    living_draft *drafts = NULL;
+    size_t room = 0;
+
+    *count = 1;
+    while (*count > room) {
+        free(drafts);
+        room = *count + *count / 8; /* for those that begin meanwhile */
+        drafts = calloc(room, sizeof *drafts);
+        if (drafts == NULL) {
+            (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
+            return NULL;
+        }
+        lock_list();
+        *count = draft_list(&allocations.listed, drafts, room);
+        *count += draft_list(&allocations.unlogged, drafts + (*count < room ? *count : room),
+                             *count < room ? room - *count : 0);
+        unlock_list();
+    }
+    return drafts;
+}
+
+int
+mm_living_memories_copy(mm_living_memory **out, size_t *count, mm_status *st)
+{
+    living_draft *drafts = draft_all(count, st);
+    size_t filled = 0;
+
+    *out = drafts != NULL ? calloc(*count + 1, sizeof **out) : NULL;
+    for (; *out != NULL && filled < *count; filled++) {
+        (*out)[filled] = drafts[filled].memory;
+        (*out)[filled].label =
+            mm_allocation_entry_label(&drafts[filled].entry, drafts[filled].name);
+        if ((*out)[filled].label == NULL) {
+            mm_living_memories_free(*out, filled);
+            *out = NULL;
+        }
+    }
+    free(drafts);
+    return *out != NULL ? 0 : mm_fail(st, MM_NO_MEMORY, "out of host memory");
+}
+
+void
+mm_living_memories_free(mm_living_memory *memories, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        free(memories[i].label);
+    }
+    free(memories);
+}
+
 /* --- the log --------------------------------------------------------------------------- */
 
 /* An entry as it was while the lock was held. */
@@ -374,6 +527,12 @@ mm_allocation_log_missed(void)
     return missed;
 }
 
+static bool
+is_pooled(const mm_allocation_entry *entry)
+{
+    return entry->source == MM_FROM_MANAGED_POOL || entry->source == MM_FROM_DEVICE_POOL;
+}
+
 /* Copies the entry behind `after`, or the first one; false behind the last. An entry stays in the
  * list while the lock is released, because the log runs. */
 static bool
@@ -392,7 +551,7 @@ draft_next(const mm_allocation_entry *after, draft *d)
                                            .born = before ? 0 : entry->born,
                                            .died = entry->died,
                                            .serial = entry->serial,
-                                           .pooled = entry->pooled};
+                                           .pooled = is_pooled(entry)};
         (void)copy_name(entry, d->name);
     }
     unlock_list();

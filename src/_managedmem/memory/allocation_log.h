@@ -1,14 +1,14 @@
-/* allocation_log.h: the list of the memories that live, their names, and the log of births and
- * deaths while a recording runs.
+/* allocation_log.h: the list of the memories that live, their names and counts, and the log of births
+ * and deaths while a recording runs.
  *
  * The process has one list. Owned memory has an entry from its allocation to its free, memory that a
  * buffer gives back to its resource from the wrapping on. Other wrapped memory has one as soon as it
  * has a name: most of it is a passing view of memory that has an entry already. While a log runs,
  * entries of the dead stay in the list: the list is the log, so that a birth or a death allocates
  * nothing and cannot fail. So that a log does not grow for ever, entries that begin when it is full
- * are in another list until it ends, and not in the log. The lock is held for a few instructions,
- * never in a driver call and never while waiting for the GIL. fork() takes it, so that the child
- * finds the list whole.
+ * are in another list until it ends, and not in the log. The lock is held for a few instructions, or
+ * while all entries are copied, never in a driver call and never while waiting for the GIL. fork()
+ * takes it, so that the child finds the list whole.
  *
  * Entries can overlap: wrapped memory with a name lies inside owned memory, and another thread can
  * get the address of freed memory before its entry has ended. */
@@ -23,6 +23,7 @@
 #include <cuda.h>
 
 #include "../driver/status.h"
+#include "memory_counts.h"
 
 enum {
     MM_NAME_BYTES = 200, /* the longest name, in UTF-8 and without the terminating null */
@@ -36,7 +37,8 @@ typedef struct mm_allocation_entry {
     /* Changed under the lock; the only thread that can end the entry reads them without it. */
     bool alive; /* in the list, and not ended */
     bool kept; /* ended while a log ran, which may still use the struct */
-    bool pooled; /* drivers refuse advice on it; set before the entry begins */
+    mm_source source; /* with device, set before the entry begins */
+    int device; /* of a pool: that of its memory, or that its memory prefers; else MM_NO_DEVICE */
     /* Fixed by mm_allocation_entry_describe, before `described` is set. */
     atomic_bool described;
     int dimensions;
@@ -47,7 +49,8 @@ typedef struct mm_allocation_entry {
     bool dead; /* in the list of the dead */
     uint64_t missed_log; /* the number of the log that was full when it began; or 0 */
     uint64_t serial; /* the order of birth in the process, from 1; 0 before it was in the list */
-    uint64_t born; /* or wrapped: nanoseconds of CLOCK_MONOTONIC_RAW; 0 unless a log ran */
+    uint64_t born; /* nanoseconds of CLOCK_MONOTONIC_RAW; of memory that is not counted: when it
+                    * was wrapped, or 0 unless a log ran */
     uint64_t died; /* the same; UINT64_MAX while it lives */
     char *name;
     void *container; /* freed at the end of the log; NULL while the memory owns the struct */
@@ -97,6 +100,27 @@ MM_NODISCARD int mm_allocation_entry_set_name(mm_allocation_entry *entry, const 
 
 /* Copies the name. Returns false if there is none. */
 bool mm_allocation_entry_read_name(mm_allocation_entry *entry, char name[MM_NAME_BYTES + 1]);
+
+/* --- the memories that live ---------------------------------------------------------------- */
+
+/* Bytes of managed memory that live, pools included. */
+extern atomic_size_t mm_managed_bytes;
+
+/* Copies the counts of the process; peaks count from now on if `reset_peaks`. */
+void mm_allocation_counts_read(mm_memory_tally *tally, bool reset_peaks);
+
+typedef struct {
+    CUdeviceptr start;
+    size_t size;
+    uint64_t serial, born;
+    mm_source source;
+    int device;
+    char *label; /* as in mm_allocation_record */
+} mm_living_memory;
+
+/* Copies what lives and is counted, oldest first. */
+MM_NODISCARD int mm_living_memories_copy(mm_living_memory **out, size_t *count, mm_status *st);
+void mm_living_memories_free(mm_living_memory *memories, size_t count);
 
 /* --- the log of a recording ---------------------------------------------------------------- */
 

@@ -23,7 +23,7 @@ new_memory(CUdeviceptr start, size_t size, mm_status *st)
         .size = size,
         .device = MM_ANY_DEVICE,
         .order_lock = ATOMIC_FLAG_INIT,
-        .entry = {.start = start, .size = size},
+        .entry = {.start = start, .size = size, .device = MM_NO_DEVICE},
     };
     atomic_init(&m->references, 1);
     atomic_init(&m->holds, 1);
@@ -46,6 +46,7 @@ mm_memory_add_entry(mm_memory *m)
 {
     assert(!m->owned);
     if (m->size > 0) {
+        m->entry.source = MM_FROM_OTHERS;
         mm_allocation_entry_add(&m->entry, m->start, m->size);
     }
 }
@@ -70,6 +71,7 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
+    m->entry.source = MM_FROM_DRIVER;
     mm_allocation_entry_add(&m->entry, m->start, mm_whole_pages(size));
     return m;
 }
@@ -94,7 +96,9 @@ mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CUstream stre
         free(m);
         return NULL;
     }
-    m->pooled = m->entry.pooled = true;
+    m->pooled = true;
+    m->entry.source = pool->managed ? MM_FROM_MANAGED_POOL : MM_FROM_DEVICE_POOL;
+    m->entry.device = mm_pool_location_device(pool);
     m->start = m->block->start;
     atomic_store(&m->allocation, pool->managed ? m->start : 0);
     mm_allocation_entry_add(&m->entry, m->start, size);

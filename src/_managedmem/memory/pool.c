@@ -5,6 +5,81 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* --- the list of pools ------------------------------------------------------------------- */
+
+/* A forked child, which has no pools, does not take the lock. */
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER;
+static mm_pool *pools;
+
+static void
+list_pool(mm_pool *pool)
+{
+    (void)pthread_mutex_lock(&pools_lock);
+    pool->next = pools;
+    if (pools != NULL) {
+        pools->previous = pool;
+    }
+    pools = pool;
+    (void)pthread_mutex_unlock(&pools_lock);
+}
+
+static void
+unlist_pool(mm_pool *pool)
+{
+    (void)pthread_mutex_lock(&pools_lock);
+    *(pool->previous != NULL ? &pool->previous->next : &pools) = pool->next;
+    if (pool->next != NULL) {
+        pool->next->previous = pool->previous;
+    }
+    (void)pthread_mutex_unlock(&pools_lock);
+}
+
+/* False for a pool whose last reference is gone. */
+static bool
+retain_if_alive(mm_pool *pool)
+{
+    size_t references = atomic_load(&pool->references);
+
+    while (references > 0
+           && !atomic_compare_exchange_weak(&pool->references, &references, references + 1)) {
+    }
+    return references > 0;
+}
+
+/* The pool behind `after`, or the first one, with a reference; NULL behind the last. Releases the
+ * reference to `after`, whose place in the list it has kept. */
+static mm_pool *
+next_pool(mm_pool *after)
+{
+    mm_pool *pool;
+
+    (void)pthread_mutex_lock(&pools_lock);
+    pool = after != NULL ? after->next : pools;
+    while (pool != NULL && !retain_if_alive(pool)) {
+        pool = pool->next;
+    }
+    (void)pthread_mutex_unlock(&pools_lock);
+    if (after != NULL) {
+        mm_pool_drop(after);
+    }
+    return pool;
+}
+
+int
+mm_pools_add_reserved(mm_driver *cu, uint64_t reserved[MM_COUNTED_DEVICES], mm_status *st)
+{
+    for (mm_pool *pool = next_pool(NULL); pool != NULL; pool = next_pool(pool)) {
+        uint64_t bytes = 0;
+        if (mm_pool_get_attribute(cu, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes, st)
+            < 0) {
+            mm_pool_drop(pool);
+            return -1;
+        }
+        reserved[mm_pool_location_device(pool) + 1] += bytes;
+    }
+    return 0;
+}
+
 /* --- life ------------------------------------------------------------------------------- */
 
 static int
@@ -67,6 +142,7 @@ mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, size_t max_s
         free(pool);
         return NULL;
     }
+    list_pool(pool);
     /* With the driver's threshold of 0, a pool releases its memory at every synchronization and
      * reserves it again at the next allocation. */
     if (mm_pool_set_attribute(cu, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, UINT64_MAX, st) < 0) {
@@ -97,6 +173,7 @@ mm_pool_release(mm_pool *pool, mm_status *st)
         free(pool);
         return 0;
     }
+    unlist_pool(pool);
     return mm_pool_retire(cu, &pool->driver_pool, st);
 }
 
@@ -321,6 +398,12 @@ set_order(mm_driver *cu, const mm_pool *pool, CUstream stream, mm_block_order *o
     return by_default && order->stream.device == MM_ANY_DEVICE
                ? mm_current_device(cu, &order->stream.device, st)
                : 0;
+}
+
+int
+mm_pool_location_device(const mm_pool *pool)
+{
+    return pool->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? pool->location.id : MM_NO_DEVICE;
 }
 
 mm_pool_block *

@@ -6,13 +6,15 @@
 #define MM_POOL_H
 
 #include "location.h"
+#include "memory_counts.h"
 #include "pool_teardown.h"
 #include "stream.h"
 
 typedef struct mm_pool_block mm_pool_block;
 
-typedef struct {
+typedef struct mm_pool {
     mm_retired_pool driver_pool; /* first, because the struct is freed through it */
+    struct mm_pool *next, *previous; /* in the list of pools; protected by its lock */
     atomic_size_t references;
     CUmemLocation
         location; /* the device of device memory; the preferred location of managed memory */
@@ -44,6 +46,9 @@ mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, siz
 /* The device that owns device memory, and on whose default stream it is allocated and freed;
  * MM_ANY_DEVICE for managed memory. */
 int mm_pool_device(const mm_pool *pool);
+
+/* That device, or the one that managed memory prefers; else MM_NO_DEVICE. */
+int mm_pool_location_device(const mm_pool *pool);
 
 void mm_pool_retain(mm_pool *pool);
 
@@ -84,6 +89,11 @@ MM_NODISCARD int mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_a
                                        uint64_t *value, mm_status *st);
 MM_NODISCARD int mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute,
                                        uint64_t value, mm_status *st);
+
+/* Adds the bytes that the driver reserves for each pool of the process to reserved[the device of
+ * mm_pool_location_device + 1]. */
+MM_NODISCARD int mm_pools_add_reserved(mm_driver *cu, uint64_t reserved[MM_COUNTED_DEVICES],
+                                       mm_status *st);
 
 /* Releases unused memory to the system, but keeps at least that many bytes. */
 MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st);

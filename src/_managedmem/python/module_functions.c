@@ -491,5 +491,8 @@ PyMethodDef mm_functions[] = {
     {"_results_usage", mm_results_usage, METH_NOARGS, mm_results_usage_doc},
     {"_results_limit", mm_results_limit, METH_O, mm_results_limit_doc},
     {"_results_trim", mm_results_trim, METH_O, mm_results_trim_doc},
+    {"_memory_counts", mm_memory_counts_read, METH_O, mm_memory_counts_doc},
+    {"_memory_kept", mm_memory_kept, METH_NOARGS, mm_memory_kept_doc},
+    {"_memory_living", mm_memory_living, METH_NOARGS, mm_memory_living_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -14,6 +14,12 @@ extern const char mm_synchronize_doc[];
 mm_plain_method mm_results_usage, mm_results_limit, mm_results_trim;
 extern const char mm_results_usage_doc[], mm_results_limit_doc[], mm_results_trim_doc[];
 
+/* The functions _memory_counts, _memory_kept and _memory_living, in memory_statistics.c. */
+PyObject *mm_memory_counts_read(PyObject *module, PyObject *reset_peaks);
+PyObject *mm_memory_kept(PyObject *module, PyObject *none);
+PyObject *mm_memory_living(PyObject *module, PyObject *none);
+extern const char mm_memory_counts_doc[], mm_memory_kept_doc[], mm_memory_living_doc[];
+
 /* residency(), in buffer_residency.c. */
 mm_keyword_method mm_residency;
 extern const char mm_residency_doc[];

@@ -8,6 +8,35 @@
 #include "../memory/growth.h"
 #include "../memory/home.h"
 
+/* --- the list of sets ---------------------------------------------------------------------- */
+
+/* A forked child, which has no sets, does not take the lock. */
+static pthread_mutex_t sets_lock = PTHREAD_MUTEX_INITIALIZER;
+static mm_frames *sets;
+
+static void
+list_set(mm_frames *f)
+{
+    (void)pthread_mutex_lock(&sets_lock);
+    f->next = sets;
+    if (sets != NULL) {
+        sets->previous = f;
+    }
+    sets = f;
+    (void)pthread_mutex_unlock(&sets_lock);
+}
+
+static void
+unlist_set(mm_frames *f)
+{
+    (void)pthread_mutex_lock(&sets_lock);
+    *(f->previous != NULL ? &f->previous->next : &sets) = f->next;
+    if (f->next != NULL) {
+        f->next->previous = f->previous;
+    }
+    (void)pthread_mutex_unlock(&sets_lock);
+}
+
 /* --- life --------------------------------------------------------------------------------- */
 
 /* In a scope. */
@@ -56,6 +85,7 @@ mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_m
     mm_use_order_init(&f->order);
     (void)pthread_mutex_init(&f->lock, NULL);
     mm_operation_lock_init(&f->turn);
+    list_set(f);
     if (open_frames(f, room, can_suspend, st) < 0) {
         mm_frames_free(f);
         return NULL;
@@ -141,6 +171,7 @@ mm_frames_close(mm_frames *f)
 static void
 free_struct(mm_frames *f)
 {
+    unlist_set(f);
     mm_frames_free_captures(f);
     mm_use_order_free(&f->order);
     mm_placement_free(&f->placement);
@@ -353,4 +384,17 @@ mm_frames_read_report(mm_frames *f, mm_frames_report *report)
     report->kept = f->is_managed ? count_kept(f) : f->is_suspended ? 0 : report->room;
     report->parts = f->order.live;
     mm_frames_unlock(f);
+}
+
+void
+mm_frames_add_kept(uint64_t kept[MM_MAX_DEVICES])
+{
+    mm_frames_report report;
+
+    (void)pthread_mutex_lock(&sets_lock);
+    for (mm_frames *f = sets; f != NULL; f = f->next) {
+        mm_frames_read_report(f, &report);
+        kept[f->device] += report.kept;
+    }
+    (void)pthread_mutex_unlock(&sets_lock);
 }

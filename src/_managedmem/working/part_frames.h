@@ -128,6 +128,9 @@ uint32_t mm_frames_count(mm_frames *f);
 
 void mm_frames_read_report(mm_frames *f, mm_frames_report *report);
 
+/* Adds report.kept of each set of the process to kept[its device]. */
+void mm_frames_add_kept(uint64_t kept[MM_MAX_DEVICES]);
+
 /* Closes the set, and frees the frames after a wait for the device. Later acquisitions give 0. */
 void mm_frames_close(mm_frames *f);
 

@@ -44,6 +44,7 @@ typedef struct frame_capture frame_capture;
 
 struct mm_frames {
     mm_deferred_free deferred;
+    mm_frames *next, *previous; /* in the list of sets; protected by its lock */
     mm_driver *cu;
     int device;
     bool host_waits;

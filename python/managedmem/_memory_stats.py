@@ -1,0 +1,187 @@
+"""memory_stats() and live(): the memory that this package has allocated, or frees."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from managedmem._managedmem import (
+    Device,
+    ManagedBuffer,
+    _memory_counts,
+    _memory_kept,
+    _memory_living,
+)
+
+
+class MemoryCounts(NamedTuple):
+    """The memory of one kind.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes that live. Managed memory has whole pages.
+    peak_nbytes : int
+        The most bytes that lived at once, since the start or the last reset.
+    living : int
+        Number of memories that live. Views count as the memory that they show.
+    made : int
+        Number of memories made, since the start.
+    """
+
+    nbytes: int = 0
+    peak_nbytes: int = 0
+    living: int = 0
+    made: int = 0
+
+
+class KeptMemory(NamedTuple):
+    """Bytes of a device that stay taken, whether they are in use or not.
+
+    Attributes
+    ----------
+    frames : int
+        Bytes of working sets and offloaded modules: WorkingSetStats.kept, summed.
+    pools : int
+        Bytes that the driver reserves for memory pools of this package, in use or freed.
+    """
+
+    frames: int
+    pools: int
+
+
+class MemoryStats(NamedTuple):
+    """The memory of the process that this package has allocated, or frees.
+
+    Attributes
+    ----------
+    total : MemoryCounts
+        All kinds together.
+    managed : MemoryCounts
+        Managed memory without a pool.
+    managed_pools : Mapping of Device or None to MemoryCounts
+        Memory of managed pools, by the device that the pool prefers; None for other pools.
+    device_pools : Mapping of Device to MemoryCounts
+        Memory of device pools.
+    wrapped : MemoryCounts
+        Memory of other resources that buffers give back: from_handle(mr=...).
+    kept : Mapping of Device or None to KeptMemory
+        Memory that stays taken; None for managed pools that prefer no device.
+    """
+
+    total: MemoryCounts
+    managed: MemoryCounts
+    managed_pools: Mapping[Device | None, MemoryCounts]
+    device_pools: Mapping[Device, MemoryCounts]
+    wrapped: MemoryCounts
+    kept: Mapping[Device | None, KeptMemory]
+
+
+class LiveMemory(NamedTuple):
+    """A memory that lives.
+
+    Attributes
+    ----------
+    label : str
+        The name of the buffer, or its dtype, shape and serial: "float32[512,1024] #7".
+    nbytes : int
+        Its bytes. Managed memory has whole pages.
+    resource : str
+        "managed", "managed pool", "device pool" or "wrapped", as in MemoryStats.
+    device : Device or None
+        The device of its pool, or that the pool prefers.
+    serial : int
+        Its number in the order of allocation.
+    age : float
+        Seconds since its allocation.
+    address : int
+        Its first byte.
+    traceback : tracemalloc.Traceback or None
+        The allocation in Python; None if it is unknown, or was not asked for.
+    """
+
+    label: str
+    nbytes: int
+    resource: str
+    device: Device | None
+    serial: int
+    age: float
+    address: int
+    traceback: tracemalloc.Traceback | None
+
+
+def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
+    """Bytes, peaks and numbers of allocations by resource and device, and the memory that is kept.
+
+    Parameters
+    ----------
+    reset_peaks : bool
+        True: later peaks count from now on.
+
+    Counts all interpreters and threads. Memory that the pools of torch take is not among it:
+    torch.cuda.memory_stats() has it. Raises CUDAError if the driver does not answer. Safe from
+    every thread; opens no driver. Driver: cuMemPoolGetAttribute, once for each pool.
+    """
+    kept = {_device(number): KeptMemory(*pair) for number, *pair in _memory_kept()}
+    counts = {
+        (kind, _device(number)): MemoryCounts(*rest)
+        for kind, number, *rest in _memory_counts(reset_peaks)
+    }
+
+    def by_device(wanted: str) -> Mapping[Device | None, MemoryCounts]:
+        return MappingProxyType({d: found for (kind, d), found in counts.items() if kind == wanted})
+
+    return MemoryStats(
+        counts["all", None],
+        counts.get(("managed", None), MemoryCounts()),
+        by_device("managed pool"),
+        by_device("device pool"),  # type: ignore[arg-type]
+        counts.get(("wrapped", None), MemoryCounts()),
+        MappingProxyType(kept),
+    )
+
+
+def live(*, tracebacks: bool = False) -> list[LiveMemory]:
+    """The memories that live, the largest first, and older ones first among equals.
+
+    Parameters
+    ----------
+    tracebacks : bool
+        True: with the line of Python that allocated each, if tracemalloc traced it and its buffer
+        still exists. Looks through all objects of the interpreter.
+
+    The memories are those that memory_stats() counts. Raises RuntimeError for tracebacks while
+    tracemalloc does not trace. Safe from every thread. Driver: none.
+    """
+    traces = _tracebacks() if tracebacks else {}
+    found = [
+        LiveMemory(label, nbytes, kind, _device(number), serial, age, start, traces.get(start))
+        for label, nbytes, kind, number, serial, age, start in _memory_living()
+    ]
+    return sorted(found, key=lambda memory: (-memory.nbytes, memory.serial))
+
+
+def _device(number: int) -> Device | None:
+    return None if number < 0 else Device(number)
+
+
+def _tracebacks() -> dict[int, tracemalloc.Traceback | None]:
+    """The tracebacks of the buffers of whole memories, by address."""
+    if not tracemalloc.is_tracing():
+        raise RuntimeError(
+            "tracebacks need tracemalloc: call tracemalloc.start(25) before the allocations, or "
+            "start Python with -X tracemalloc=25"
+        )
+    return {
+        each.handle: tracemalloc.get_object_traceback(each)
+        for each in gc.get_objects()
+        if _is_buffer(each) and not any(map(_is_buffer, gc.get_referents(each)))  # no view
+    }
+
+
+def _is_buffer(each: object) -> bool:
+    # isinstance() would read __class__, on which deprecated names of other libraries warn.
+    return issubclass(type(each), ManagedBuffer)
