@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
+
+from managedmem._call_site import caller
 
 TEXT = (
     "a device of this system has no concurrent_managed_access: the host must not touch managed "
@@ -13,17 +14,5 @@ TEXT = (
 
 
 def warn() -> None:
-    """A UserWarning that names the first line outside of this package.
-
-    zeros(), the pools for other libraries and others of this package call the extension too.
-    """
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
-        level += 1
-        frame = frame.f_back
-    warnings.warn(TEXT, stacklevel=level)
-
-
-def _is_own(name: object) -> bool:
-    return isinstance(name, str) and name.partition(".")[0] == "managedmem"
+    """A UserWarning that names the first line outside of this package."""
+    warnings.warn(TEXT, stacklevel=caller()[1])

@@ -46,17 +46,34 @@ def host_available() -> int | None:
     return min(limits, default=None)
 
 
+def host_limit() -> int | None:
+    """Bytes of host memory in all, within the limit of a container; None if unknown."""
+    limits = [each for each in (_of_system("MemTotal"), _of_container()[0]) if each is not None]
+    return min(limits, default=None)
+
+
 def _available() -> int | None:
+    return _of_system("MemAvailable")
+
+
+def _of_system(name: str) -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    sizes = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
     return int(sizes[0]) * 1024 if sizes else None
 
 
 def _left_in_container() -> int | None:
-    """What the limit of the control group leaves, of version 2 or 1. Cached files make room."""
+    return _of_container()[1]
+
+
+def _of_container() -> tuple[int | None, int | None]:
+    """The limit of the control group, of version 2 or 1, and what it leaves.
+
+    Cached files make room.
+    """
     for folder, limit, used, prefix in (
         (".", "memory.max", "memory.current", ""),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -71,7 +88,7 @@ def _left_in_container() -> int | None:
             cached = sum(counts.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
             dirty = counts.get("file_dirty", counts.get(f"{prefix}dirty", 0))
             taken = int((root / used).read_text()) - max(0, cached - dirty)
-            return max(0, int(most) - max(0, taken))
+            return int(most), max(0, int(most) - max(0, taken))
         except (OSError, ValueError):
             continue
-    return None
+    return None, None

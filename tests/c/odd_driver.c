@@ -51,12 +51,21 @@ get_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+/* Device n has n + 1 GiB. */
+static CUresult CUDAAPI
+total_memory(size_t *bytes, CUdevice device)
+{
+    *bytes = (size_t)(device + 1) << 30;
+    return CUDA_SUCCESS;
+}
+
 __attribute__((visibility("default"))) CUresult CUDAAPI
 cuGetProcAddress_v2(const char *symbol, void **pointer, int version, cuuint64_t flags,
                     CUdriverProcAddressQueryResult *found)
 {
     const PFN_cuDeviceGetCount_v2000 count = count_devices;
     const PFN_cuDeviceGetAttribute_v2000 attribute = get_attribute;
+    const PFN_cuDeviceTotalMem_v3020 memory = total_memory;
     void *next = dlsym(RTLD_NEXT, "cuGetProcAddress_v2");
     PFN_cuGetProcAddress_v12000 get;
     CUresult code;
@@ -72,6 +81,8 @@ cuGetProcAddress_v2(const char *symbol, void **pointer, int version, cuuint64_t 
         memcpy(pointer, &count, sizeof count);
     } else if (strcmp(symbol, "cuDeviceGetAttribute") == 0) {
         memcpy(pointer, &attribute, sizeof attribute);
+    } else if (strcmp(symbol, "cuDeviceTotalMem") == 0) {
+        memcpy(pointer, &memory, sizeof memory);
     }
     return code;
 }

@@ -206,6 +206,9 @@ count_63(void)
 
     CHECK(cu != NULL);
     CHECK_EQUAL(cu->device_count, 63);
+    CHECK_EQUAL(cu->memory[62], (size_t)63 << 30);
+    CHECK_EQUAL(cu->all_memory, (size_t)(63 * 64 / 2) << 30);
+    CHECK_EQUAL(atomic_load(&mm_least_device_memory), (size_t)1 << 30);
     CHECK(cu->concurrent_access);
     return 0;
 }

@@ -30,6 +30,7 @@ QUERIES = {
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
     "cuDeviceGetUuid",
+    "cuDeviceTotalMem",
     "cuMemPoolGetAccess",
     "cuMemPoolGetAttribute",
     "cuMemRangeGetAttribute",

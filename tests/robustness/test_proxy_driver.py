@@ -91,7 +91,9 @@ class TestOpening:
         shown = with_proxy(f"devices={count}", SAY_ERROR)
         assert f"has {count} devices; 1 to 63 can be used" in shown
 
-    @pytest.mark.parametrize("function", ["cuInit", "cuDeviceGetCount", "cuDeviceGetAttribute"])
+    @pytest.mark.parametrize(
+        "function", ["cuInit", "cuDeviceGetCount", "cuDeviceGetAttribute", "cuDeviceTotalMem"]
+    )
     def test_a_call_that_fails_is_named(self, with_proxy, function):
         shown = with_proxy(f"{function}=3", SAY_ERROR)
         assert f"{function} failed with CUDA_ERROR_NOT_INITIALIZED (3)" in shown

@@ -644,6 +644,7 @@ def refused(read):
 # Operations without a driver call, as test_faults.py checks.
 NO_DRIVER = {
     "_memory_living": lambda w: managedmem.live(),
+    "_device_memory": lambda w: managedmem._managedmem._device_memory(),
     "ManagedBuffer.name": (
         lambda w: (w.a.name, ManagedBuffer.from_handle(w.a.handle, w.a.size).name)  # and None
     ),

@@ -26,6 +26,7 @@ static char tried[2048];
 static char opened_path[PATH_MAX];
 static mm_driver table;
 static _Atomic(mm_driver *) published;
+atomic_size_t mm_least_device_memory = SIZE_MAX;
 static atomic_bool forked; /* a parent opened the driver, or was opening it: unusable here */
 
 typedef struct {
@@ -198,6 +199,23 @@ query_access(mm_driver *t)
     return CUDA_SUCCESS;
 }
 
+static CUresult
+query_memory(mm_driver *t)
+{
+    size_t least = SIZE_MAX;
+
+    for (int i = 0; i < t->device_count; i++) {
+        CUresult code = t->DeviceTotalMem(&t->memory[i], i);
+        if (code != CUDA_SUCCESS) {
+            return code;
+        }
+        t->all_memory += t->memory[i];
+        least = t->memory[i] < least ? t->memory[i] : least;
+    }
+    atomic_store(&mm_least_device_memory, least);
+    return CUDA_SUCCESS;
+}
+
 static int
 count_devices(mm_driver *t, const char *path, mm_status *st)
 {
@@ -217,7 +235,11 @@ count_devices(mm_driver *t, const char *path, mm_status *st)
         return fail_no_driver(st, path, reason);
     }
     code = query_access(t);
-    return code == CUDA_SUCCESS ? 0 : fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
+    if (code != CUDA_SUCCESS) {
+        return fail_first_call(t, path, "cuDeviceGetAttribute", code, st);
+    }
+    code = query_memory(t);
+    return code == CUDA_SUCCESS ? 0 : fail_first_call(t, path, "cuDeviceTotalMem", code, st);
 }
 
 /* The emulated driver describes a wrong configuration; cuInit returns only a code. */

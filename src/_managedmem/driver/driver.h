@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 #include <cuda.h>
 #include <cudaTypedefs.h>
@@ -43,10 +44,15 @@ typedef struct {
     bool emulated;
     bool concurrent_access; /* every device has concurrentManagedAccess */
     bool direct_host_access; /* the host maps managed memory on some device: Grace */
+    size_t memory[MM_MAX_DEVICES]; /* bytes of each device */
+    size_t all_memory; /* of all together */
     const char *path;       /* the file that was opened */
     void *library;          /* its handle for dlsym; never closed */
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
 } mm_driver;
+
+/* Bytes of the device that has the least, once a driver is open; SIZE_MAX before. */
+extern atomic_size_t mm_least_device_memory;
 
 /* The driver, which the first call opens. NULL with st filled if there is none, if it is too
  * old, or after a fork. A failed opening may be tried again. */

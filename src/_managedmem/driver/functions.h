@@ -16,6 +16,7 @@
     X(DeviceGetName, 2000)                    \
     X(DeviceGetUuid, 11040)                   \
     X(DeviceGetAttribute, 2000)               \
+    X(DeviceTotalMem, 3020)                   \
     X(DeviceCanAccessPeer, 4000)              \
     X(DevicePrimaryCtxRetain, 7000)           \
     X(DevicePrimaryCtxGetState, 7000)         \

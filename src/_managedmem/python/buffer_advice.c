@@ -6,6 +6,7 @@
 #include "buffer.h"
 #include "foreign_location.h"
 #include "location_object.h"
+#include "oversubscription.h"
 
 PyObject *
 mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
@@ -112,7 +113,8 @@ mm_buffer_set_preferred_location(PyObject *op, PyObject *value, void *Py_UNUSED(
     if (value == Py_None) {
         return advise_buffer(b, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, mm_host());
     }
-    if (mm_read_location(b->state, value, &location) < 0) {
+    if (mm_read_location(b->state, value, &location) < 0
+        || mm_warn_of_place(b->size, location) < 0) {
         return -1;
     }
     return advise_buffer(b, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, location);

@@ -8,6 +8,7 @@
 #include "copies.h"
 #include "foreign_resource.h"
 #include "foreign_location.h"
+#include "oversubscription.h"
 #include "resource.h"
 #include "stream_object.h"
 #include "targets.h"
@@ -59,6 +60,7 @@ mm_buffer_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &location) < 0
         || mm_read_defer(b->state, argv[DEFER], &defer) < 0
         || mm_stream_read(b->state, argv[STREAM], &stream) < 0
+        || mm_warn_of_place(b->size, location) < 0
         || mm_buffer_enter(b, MM_PREFETCH, &stream, &use) < 0) {
         return NULL;
     }
@@ -150,7 +152,8 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
                             argv[UNSUPPORTED]);
     }
     if (mm_buffer_check_open(b) < 0 || mm_read_location(b->state, argv[LOCATION], &location) < 0
-        || mm_read_defer(b->state, argv[DEFER], &defer) < 0) {
+        || mm_read_defer(b->state, argv[DEFER], &defer) < 0
+        || mm_warn_of_place(b->size, location) < 0) {
         return NULL;
     }
     return discard_buffer(b, argv[STREAM], &location, defer);

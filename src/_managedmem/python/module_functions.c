@@ -11,6 +11,7 @@
 #include "copies.h"
 #include "foreign_location.h"
 #include "location_set.h"
+#include "oversubscription.h"
 #include "resource.h"
 #include "targets.h"
 
@@ -239,7 +240,9 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
         return NULL;
     }
     if (read_advice(state, argv[ADVICE], &advice) < 0
-        || read_advice_locations(&t, argv[ADVISE_LOCATION], advice) < 0) {
+        || read_advice_locations(&t, argv[ADVISE_LOCATION], advice) < 0
+        || (advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION
+            && mm_warn_of_places(t.batch.transfers, t.batch.count) < 0)) {
         mm_targets_release(&t);
         return NULL;
     }
@@ -493,6 +496,7 @@ PyMethodDef mm_functions[] = {
     {"_results_trim", mm_results_trim, METH_O, mm_results_trim_doc},
     {"_memory_counts", mm_memory_counts_read, METH_O, mm_memory_counts_doc},
     {"_memory_kept", mm_memory_kept, METH_NOARGS, mm_memory_kept_doc},
+    {"_device_memory", mm_device_memory_totals, METH_NOARGS, mm_device_memory_totals_doc},
     {"_memory_living", mm_memory_living, METH_NOARGS, mm_memory_living_doc},
     {NULL, NULL, 0, NULL},
 };

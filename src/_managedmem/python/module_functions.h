@@ -20,6 +20,10 @@ PyObject *mm_memory_kept(PyObject *module, PyObject *none);
 PyObject *mm_memory_living(PyObject *module, PyObject *none);
 extern const char mm_memory_counts_doc[], mm_memory_kept_doc[], mm_memory_living_doc[];
 
+/* The function _device_memory, in oversubscription.c. */
+PyObject *mm_device_memory_totals(PyObject *module, PyObject *none);
+extern const char mm_device_memory_totals_doc[];
+
 /* residency(), in buffer_residency.c. */
 mm_keyword_method mm_residency;
 extern const char mm_residency_doc[];

@@ -6,6 +6,7 @@
 
 #include "../memory/unsupported.h"
 #include "location_object.h"
+#include "oversubscription.h"
 #include "stream_object.h"
 #include "targets.h"
 
@@ -39,6 +40,9 @@ typedef struct {
     PyObject *kept;
     mm_plan_entry *entries; /* a copy; or NULL */
     size_t count;
+    mm_transfer
+        *large; /* of a plan that was prepared just now and may not fit on a device; or NULL */
+    size_t large_count;
 } plan_use;
 
 static int
@@ -56,18 +60,46 @@ copy_entries(const mm_plan_object *self, mm_plan_entry **copy)
     return 0;
 }
 
+/* Copies the transfers if they may not fit on a device, for the warning outside of the lock. */
+static int
+copy_large(const mm_plan_object *self, plan_use *use)
+{
+    size_t bytes = 0;
+
+    for (size_t i = 0; i < self->count; i++) {
+        bytes += self->entries[i].transfer.range.size;
+    }
+    if (!mm_may_not_fit(bytes)) {
+        return 0;
+    }
+    use->large = malloc(self->count * sizeof *use->large);
+    if (use->large == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < self->count; i++) {
+        use->large[i] = self->entries[i].transfer;
+    }
+    use->large_count = self->count;
+    return 0;
+}
+
 /* Stores a new reference to the plan, prepared if needed, or NULL without entries. Under the
  * lock. */
 static int
-prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, mm_plan **plan)
+prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, plan_use *use)
 {
-    mm_plan **slot = op == MM_PREFETCH ? &self->prefetch : &self->discard_prefetch;
+    mm_plan **plan = &use->plan,
+            **slot = op == MM_PREFETCH ? &self->prefetch : &self->discard_prefetch;
     mm_status st;
 
     assert(op == MM_PREFETCH || op == MM_DISCARD_PREFETCH);
     *plan = NULL;
     if (self->count == 0) {
         return 0;
+    }
+    if (*slot == NULL && copy_large(self, use) < 0) {
+        return -1;
     }
     if (*slot == NULL) {
         *slot = mm_plan_new(self->entries, self->count, op, &st);
@@ -87,6 +119,7 @@ plan_use_release(plan_use *use)
         mm_plan_release(use->plan);
     }
     free(use->entries);
+    free(use->large);
     Py_XDECREF(use->kept);
 }
 
@@ -100,7 +133,7 @@ plan_use_acquire(mm_plan_object *self, const mm_operation *op, bool copy, plan_u
     assert(!PyErr_Occurred());
     *use = (plan_use){.plan = NULL};
     MM_LOCK((PyObject *)self);
-    if ((op != NULL && prepare_plan(self, state, *op, &use->plan) < 0)
+    if ((op != NULL && prepare_plan(self, state, *op, use) < 0)
         || (copy && copy_entries(self, &use->entries) < 0)) {
         rc = -1;
     }
@@ -129,6 +162,19 @@ plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
     return mm_stream_enter(stream) ? 0 : mm_stream_raise_closed();
 }
 
+/* If warnings are errors, the next execution is refused, too. */
+static int
+warn_of_large(mm_plan_object *self, const plan_use *use)
+{
+    if (use->large == NULL || mm_warn_of_places(use->large, use->large_count) == 0) {
+        return 0;
+    }
+    MM_LOCK((PyObject *)self);
+    mm_plan_drop_prepared(self);
+    MM_UNLOCK();
+    return -1;
+}
+
 /* Only an execution that may pass over entries has a copy of them. */
 static PyObject *
 plan_run(mm_plan_object *self, mm_operation op, bool skips, PyObject *const argv[DISCARD_ARGC])
@@ -145,7 +191,7 @@ plan_run(mm_plan_object *self, mm_operation op, bool skips, PyObject *const argv
     if (cu == NULL || plan_use_acquire(self, &op, skips && mm_may_skip_prefetches(cu), &use) < 0) {
         return NULL;
     }
-    if (plan_enter_stream(state, argv, &stream, &options) < 0) {
+    if (warn_of_large(self, &use) < 0 || plan_enter_stream(state, argv, &stream, &options) < 0) {
         plan_use_release(&use);
         return NULL;
     }

@@ -7,6 +7,7 @@
 #include "foreign_location.h"
 #include "foreign_resource.h"
 #include "leak_warnings.h"
+#include "oversubscription.h"
 #include "stream_object.h"
 
 /* --- the warning of systems without concurrent access ------------------------------------ */
@@ -171,7 +172,8 @@ allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_la
     mm_memory *memory;
     mm_status st;
 
-    if (cu == NULL || mm_check_access(cu) < 0) {
+    if (cu == NULL || mm_check_access(cu) < 0 || mm_warn_of_allocation(cu, bytes) < 0
+        || (policy != NULL && mm_warn_of_place(bytes, policy->preferred) < 0)) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
@@ -195,7 +197,10 @@ allocate_pooled(mm_state *state, PyObject *resource, PyObject *stream, size_t by
     mm_driver *cu;
     mm_status st;
 
-    if (mm_stream_read(state, stream, &use) < 0 || (cu = mm_resource_enter(resource)) == NULL) {
+    if (mm_stream_read(state, stream, &use) < 0
+        || (Py_TYPE(resource) == state->managed_resource_type && (cu = mm_driver_usable()) != NULL
+            && mm_warn_of_allocation(cu, bytes) < 0)
+        || (cu = mm_resource_enter(resource)) == NULL) {
         return NULL;
     }
     if (!mm_stream_enter(&use)) { /* raced */
@@ -312,6 +317,9 @@ allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     }
     if (resource != NULL && Py_TYPE(resource) == state->device_resource_type) {
         return refuse_prefetch(resource);
+    }
+    if (mm_warn_of_place(bytes, placement->prefetch) < 0) {
+        return NULL;
     }
     buffer = allocate_unpopulated(state, resource, stream, bytes, layout, placement->policy);
     return buffer ? prefetch_new(state, buffer, placement->prefetch, stream) : NULL;

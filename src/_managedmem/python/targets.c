@@ -9,6 +9,7 @@
 
 #include "foreign_location.h"
 #include "foreign_memory.h"
+#include "oversubscription.h"
 #include "stream_object.h"
 
 void
@@ -628,6 +629,10 @@ mm_run_on_targets(mm_state *state, mm_operation op, PyObject *const argv[MM_CALL
         return NULL;
     }
     t.skipped += skips ? mm_skip_unsupported(t.cu, op, &t.batch, options.dispatch) : 0;
+    if (op != MM_DISCARD && mm_warn_of_places(t.batch.transfers, t.batch.count) < 0) {
+        mm_targets_release(&t);
+        return NULL;
+    }
     rc = mm_targets_enter(&t, &stream, &st);
     if (rc == 0) {
         Py_BEGIN_ALLOW_THREADS

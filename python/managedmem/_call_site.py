@@ -1,0 +1,23 @@
+"""The line of Python that calls this package, for warnings."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+
+def caller() -> tuple[FrameType, int]:
+    """The first frame outside of this package, and the stacklevel of it for the caller of this.
+
+    zeros(), the pools for other libraries and others of this package call the extension too.
+    """
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__")):
+        level += 1
+        frame = frame.f_back
+    return frame, level
+
+
+def _is_own(name: object) -> bool:
+    return isinstance(name, str) and name.partition(".")[0] == "managedmem"
