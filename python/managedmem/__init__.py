@@ -77,6 +77,7 @@ __all__ = [
     "is_managed",
     "live",
     "memory_stats",
+    "numpy_allocator",
     "prefetch",
     "residency",
     "result_cache",
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
     from managedmem._capabilities import capabilities
     from managedmem._creation import asarray, empty_like, full, zeros
     from managedmem._memory_stats import live, memory_stats
+    from managedmem._numpy_allocator import numpy_allocator
     from managedmem._result_cache import result_cache
     from managedmem._trace import trace
     from managedmem._tune import tune
@@ -139,6 +141,7 @@ else:
         "zeros": "_creation",
         "live": "_memory_stats",
         "memory_stats": "_memory_stats",
+        "numpy_allocator": "_numpy_allocator",
         "result_cache": "_result_cache",
         "trace": "_trace",
         "tune": "_tune",

@@ -101,6 +101,15 @@ OTHERS = {
         "",
         "managedmem._managedmem._register_preset(Host(), [Device(0)], True, False)",
     ),
+    "make an array of NumPy": (
+        "import numpy\nmake = lambda: numpy.zeros(4096)\n"
+        "block = managedmem.numpy_allocator(minimum=0); block.__enter__()",
+        "global array; array = make()",
+    ),
+    "drop an array of NumPy": (
+        "import numpy\nwith managedmem.numpy_allocator(minimum=0): array = numpy.zeros(4096)",
+        "del array",
+    ),
     "take out a location that only a part has": (
         "a = empty(3 * 4096); a[4096:8192].accessed_by.add(Device(0))",
         "a.accessed_by.discard(Device(0))",

@@ -2,6 +2,8 @@
 
 import gc
 
+import numpy
+
 import managedmem
 from constants import PAGE
 from error_operations import wrong
@@ -81,6 +83,12 @@ def restore_a_policy(w):
     except (CUDAError, MemoryError):
         applied.restore()
         raise
+
+
+def make_a_small_array():
+    """NumPy has no word for a failure of the driver, which a larger array could meet."""
+    with managedmem.numpy_allocator(policy=EVERYTHING):
+        return numpy.ones(3)
 
 
 def leave_with(make):
@@ -220,6 +228,9 @@ LIVES = {
     "_register_preset": Operation(
         lambda w: managedmem._managedmem._register_preset(HOST, [ZERO], True, False),
         "_register_preset",
+    ),
+    "numpy_allocator": Operation(
+        lambda w: make_a_small_array(), "_numpy_handler _set_numpy_handler", faults=4
     ),
     "_select_driver": wrong(lambda w: managedmem._managedmem._select_driver("cuda"), RuntimeError),
     "_synchronize": Operation(

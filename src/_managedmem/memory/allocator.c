@@ -56,10 +56,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     mm_scope scope;
     int rc;
 
-    assert(block->start == 0);
-    if (device < 0 || device >= cu->device_count) {
-        return mm_fail(st, MM_BAD_VALUE, "there is no device %d", device);
-    }
+    assert(block->start == 0 && device < cu->device_count);
     mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
     if (mm_scope_enter(&scope, cu, device, st) < 0) {
         return -1;
@@ -81,30 +78,68 @@ is_plain_out_of_memory(const mm_status *st)
            && strcmp(st->function, "cuMemAllocManaged") == 0;
 }
 
+/* The address of the block, or NULL after a failure, which is logged. */
+static void *
+block_or_log(int rc, mm_range block, const char *place, const mm_status *st)
+{
+    char failure[96];
+
+    if (rc == 0) {
+        return (void *)(uintptr_t)block.start;
+    }
+    if (!is_plain_out_of_memory(st)) {
+        (void)snprintf(failure, sizeof failure,
+                       "cannot allocate %zd bytes of managed memory for %s", (ssize_t)block.size,
+                       place);
+        log_failure(failure, st);
+    }
+    return NULL;
+}
+
 static void *
 allocate_for_slot(unsigned slot, ssize_t size, int device)
 {
     mm_range block = {.size = (size_t)size};
     mm_status st;
     mm_driver *cu = mm_driver_open(&st);
-    char failure[96];
+    char place[32];
     int rc = -1;
 
     assert(slot < MM_MAX_PRESETS);
     if (cu != NULL && slot >= atomic_load_explicit(&preset_count, memory_order_acquire)) {
         rc = mm_fail(&st, MM_REFUSED, "managedmem_allocate_%u has no preset", slot);
+    } else if (cu != NULL && (device < 0 || device >= cu->device_count)) {
+        rc = mm_fail(&st, MM_BAD_VALUE, "there is no device %d", device);
     } else if (cu != NULL) {
         rc = allocate_block(cu, &presets[slot], device, &block, &st);
     }
-    if (rc == 0) {
-        return (void *)(uintptr_t)block.start;
-    }
-    if (!is_plain_out_of_memory(&st)) {
-        (void)snprintf(failure, sizeof failure,
-                       "cannot allocate %zd bytes of managed memory for Device(%d)", size, device);
-        log_failure(failure, &st);
-    }
-    return NULL;
+    (void)snprintf(place, sizeof place, "Device(%d)", device);
+    return block_or_log(rc, block, place, &st);
+}
+
+void *
+mm_preset_allocate(const mm_preset *preset, size_t size, const char *user)
+{
+    mm_range block = {.size = size};
+    mm_status st;
+    mm_driver *cu = mm_driver_open(&st);
+    int rc = cu != NULL ? allocate_block(cu, preset, MM_ANY_DEVICE, &block, &st) : -1;
+
+    assert(!preset->own_device);
+    return block_or_log(rc, block, user, &st);
+}
+
+size_t
+mm_block_size(const void *block)
+{
+    CUdeviceptr start = (CUdeviceptr)(uintptr_t)block;
+    mm_driver *cu = mm_driver_usable();
+    mm_pointer_attributes attributes;
+    mm_status st;
+
+    return cu != NULL && mm_pointer_query(cu, start, &attributes, &st) == 0 && attributes.managed
+               ? attributes.start + attributes.size - start
+               : 0;
 }
 
 #define DEFINE_ALLOCATE(n)                                                   \
@@ -214,15 +249,25 @@ find_preset_slot(const mm_preset *preset)
 }
 
 int
+mm_preset_try(mm_driver *cu, const mm_preset *preset, mm_status *st)
+{
+    mm_range trial = {.size = mm_page_size()};
+    int device;
+
+    if (mm_current_device(cu, &device, st) < 0
+        || allocate_block(cu, preset, device, &trial, st) < 0) {
+        return -1;
+    }
+    return mm_free(cu, trial.allocation, st);
+}
+
+int
 mm_preset_register(mm_driver *cu, const mm_preset *preset, char name[MM_ALLOCATOR_NAME],
                    mm_status *st)
 {
-    mm_range trial = {.size = mm_page_size()};
-    int device, slot;
+    int slot;
 
-    if (mm_current_device(cu, &device, st) < 0
-        || allocate_block(cu, preset, device, &trial, st) < 0
-        || mm_free(cu, trial.allocation, st) < 0) {
+    if (mm_preset_try(cu, preset, st) < 0) {
         return -1;
     }
     slot = find_preset_slot(preset);

@@ -22,11 +22,23 @@ typedef struct {
 
 enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
 
-/* Assigns a function to the preset and writes its name. Equal presets share a function, for the
- * life of the process. A page is allocated, advised and freed as a trial, so that this call
- * reports what the driver refuses. MM_REFUSED if all functions are taken. */
+/* Allocates, advises and frees a page as a trial, so that this call reports what the driver
+ * refuses. */
+MM_NODISCARD int mm_preset_try(mm_driver *cu, const mm_preset *preset, mm_status *st);
+
+/* Assigns a function to the preset, after a trial, and writes its name. Equal presets share a
+ * function, for the life of the process. MM_REFUSED if all functions are taken. */
 MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
                                     char name[MM_ALLOCATOR_NAME], mm_status *st);
+
+/* Allocates whole pages in the thread's context, with the preset's advice, for managedmem_free. On
+ * failure returns NULL, leaves nothing allocated, and writes a line that names the user to the
+ * standard error unless memory ran out. */
+void *mm_preset_allocate(const mm_preset *preset, size_t size, const char *user);
+
+/* The bytes of such a block, which are whole pages; 0 in a forked child and after the driver's
+ * shutdown. */
+size_t mm_block_size(const void *block);
 
 #define MM_EXPORT __attribute__((visibility("default")))
 

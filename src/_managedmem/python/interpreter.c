@@ -76,9 +76,8 @@ run_detached_call(void *argument)
     return NULL;
 }
 
-/* The call is dropped if memory or threads are exhausted. */
-static void
-run_in_new_thread(void (*work)(void *), void *argument)
+void
+mm_run_elsewhere(void (*work)(void *), void *argument)
 {
     detached_call *call = malloc(sizeof *call);
     pthread_t thread;
@@ -97,14 +96,19 @@ run_in_new_thread(void (*work)(void *), void *argument)
 void
 mm_run_detached(void (*work)(void *), void *argument)
 {
-    PyThreadState *own;
+    if (can_identify_interpreter()) {
+        mm_run_here(work, argument);
+    } else {
+        mm_run_elsewhere(work, argument);
+    }
+}
+
+void
+mm_run_here(void (*work)(void *), void *argument)
+{
+    PyThreadState *own = can_identify_interpreter() ? attached_state() : NULL;
 
     MM_ASSERT_LEFT();
-    if (!can_identify_interpreter()) {
-        run_in_new_thread(work, argument);
-        return;
-    }
-    own = attached_state();
     if (own != NULL) {
         (void)PyEval_SaveThread();
     }

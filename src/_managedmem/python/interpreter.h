@@ -30,4 +30,12 @@ void mm_interpreter_release_object(mm_interpreter *interpreter, PyObject *object
  * interpreter cannot be identified, a new thread makes the call. */
 void mm_run_detached(void (*work)(void *), void *argument);
 
+/* mm_run_detached that always works in the calling thread: it stays attached if its interpreter
+ * cannot be identified. */
+void mm_run_here(void (*work)(void *), void *argument);
+
+/* Calls work(argument) in a new thread, so that the calling one may be attached and stay so. The
+ * call is dropped if memory or threads are exhausted. */
+void mm_run_elsewhere(void (*work)(void *), void *argument);
+
 #endif

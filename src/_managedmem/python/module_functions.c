@@ -490,6 +490,8 @@ PyMethodDef mm_functions[] = {
     {"_driver_info", driver_info, METH_NOARGS, driver_info_doc},
     {"_select_driver", select_driver, METH_O, select_driver_doc},
     MM_METHOD("_register_preset", module_register_preset, register_preset_doc),
+    MM_METHOD("_numpy_handler", mm_numpy_handler, mm_numpy_handler_doc),
+    {"_set_numpy_handler", mm_set_numpy_handler, METH_O, mm_set_numpy_handler_doc},
     MM_POSITIONAL_METHOD("_synchronize", mm_synchronize, mm_synchronize_doc),
     {"_results_usage", mm_results_usage, METH_NOARGS, mm_results_usage_doc},
     {"_results_limit", mm_results_limit, METH_O, mm_results_limit_doc},
