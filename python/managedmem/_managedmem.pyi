@@ -189,7 +189,6 @@ class _CudaCorePoolOptions(Protocol):
     @property
     def max_size(self) -> int: ...
 
-
 @type_check_only
 class _MemoryResource(Protocol):
     def deallocate(self, ptr: int, size: int, *, stream: Any) -> object: ...

@@ -202,8 +202,7 @@ emu_allocate_in(struct emu_region *region, CUdeviceptr base, size_t size, enum e
     const size_t after = upper_bound(base);
     struct emu_allocation *made;
 
-    if (emu_find(base) != NULL
-        || (after < table_count && table[after]->base < base + size)) {
+    if (emu_find(base) != NULL || (after < table_count && table[after]->base < base + size)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     made = calloc(1, sizeof *made);

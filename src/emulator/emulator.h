@@ -421,11 +421,6 @@ struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);
 
-/* ---- entry_virtual.c --------------------------------------------------------------------- */
-
-/* The number of reserved address ranges, and of memories for them that are not mapped. */
-size_t emu_virtual_count(void);
-
 /* ---- page_advice.c ----------------------------------------------------------------------- */
 
 /* Applies advice whose arguments have been checked. */

@@ -152,6 +152,10 @@ EMU_ENTRIES(EMU_DECLARE)
 /* Behind EMU_BEGIN: ends the call with a result unless a condition is met. */
 #define EMU_NEED(condition, result) EMU_STEP((condition) ? CUDA_SUCCESS : (result))
 
+/* entry_virtual.c: the number of reserved address ranges, and of memories for them that are not
+ * mapped. */
+size_t emu_virtual_count(void);
+
 /* A handle as the number that the call log shows. */
 static inline unsigned long long
 emu_handle_number(const void *handle)

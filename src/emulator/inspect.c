@@ -1,5 +1,6 @@
 /* The controls by which tests look into the emulated machine, arm faults and drive streams. */
 #include "control.h"
+#include "entries.h"
 
 #include <string.h>
 
