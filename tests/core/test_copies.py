@@ -1,6 +1,8 @@
 """managedmem.copy() and the hints of copies: bytes, order, checks, and the driver's calls."""
 
+import gc
 import itertools
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -168,6 +170,15 @@ class TestChecks:
             managedmem.copy(eval(sources, here), eval(destinations, here), stream=stream)
         assert contents(whole) == before and contents(empty) == bytes(empty.size)
 
+    def test_a_refusal_keeps_no_source(self, whole):
+        source = CudaArray(whole[:PAGE])
+        seen = weakref.ref(source)
+        with pytest.raises(TypeError, match=r"destinations\[0\]"):
+            managedmem.copy([source], [5])
+        del source
+        gc.collect()
+        assert seen() is None
+
     def test_ranges_that_touch_do_not_overlap(self, whole, stream):
         before = contents(whole)
         spans = [(0, 9), (20, 29), (40, 42), (20, 25)]
@@ -280,6 +291,12 @@ class TestCalls:
             array = CudaArray(whole[:PAGE], members={"stream": producer.handle})
             calls = names(recorded(lambda: managedmem.copy([array], [empty[:PAGE]], stream=stream)))
         assert calls.index("cuStreamWaitEvent") < calls.index("cuMemcpyAsync")
+
+    def test_parts_of_one_allocation_are_looked_up_together(self, whole, empty, stream):
+        """Beside the check of each array that the driver knows its memory."""
+        arrays = [CudaArray(part) for part in pieces(whole)]
+        calls = recorded(lambda: managedmem.copy(arrays, pieces(empty), stream=stream))
+        assert names(calls).count("cuPointerGetAttributes") <= 1 + len(arrays)
 
     @pytest.mark.parametrize(
         "driver, single, several",
