@@ -28,20 +28,6 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
-/* Missing in the oldest supported headers. */
-#if CUDA_VERSION < 13010
-extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
-                                    unsigned int syncMode);
-#endif
-#if CUDA_VERSION < 13020
-extern CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size,
-                                            CUmemcpyAttributes *attr, CUstream hStream);
-#endif
-#if CUDA_VERSION < 13040
-extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summaryGranularity,
-                                     size_t samplingGranularity, CUmemLocation *location_out);
-#endif
-
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>

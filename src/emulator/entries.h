@@ -7,6 +7,20 @@
 
 #include "emulator.h"
 
+/* Missing in the oldest supported headers. */
+#if CUDA_VERSION < 13010
+extern CUresult cuLaunchHostFunc_v2(CUstream hStream, CUhostFn fn, void *userData,
+                                    unsigned int syncMode);
+#endif
+#if CUDA_VERSION < 13020
+extern CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size,
+                                            CUmemcpyAttributes *attr, CUstream hStream);
+#endif
+#if CUDA_VERSION < 13040
+extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summaryGranularity,
+                                     size_t samplingGranularity, CUmemLocation *location_out);
+#endif
+
 #define EMU_ENTRIES(X)                                                               \
     X("cuInit", 2000, cuInit)                                                        \
     X("cuDriverGetVersion", 2020, cuDriverGetVersion)                                \
