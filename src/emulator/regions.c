@@ -220,6 +220,21 @@ find_addresses(size_t size)
     }
 }
 
+/* Makes the addresses of a region inaccessible and frees its record. */
+static void
+end_region(struct emu_region *region)
+{
+    if (region->base != 0) {
+        (void)protect(region, PROT_NONE);
+    }
+    emu_runs_free(&region->policies);
+    emu_runs_free(&region->records);
+    emu_runs_free(&region->pages);
+    free(region->checksums);
+    free(region->frames);
+    free(region);
+}
+
 void
 emu_region_delete(struct emu_region *region)
 {
@@ -232,13 +247,7 @@ emu_region_delete(struct emu_region *region)
     if (!emu_map_advise(region->base, region->size, MADV_REMOVE)) {
         memset(emu_bytes(region->base), 0, region->size);
     }
-    (void)protect(region, PROT_NONE);
-    emu_runs_free(&region->policies);
-    emu_runs_free(&region->records);
-    emu_runs_free(&region->pages);
-    free(region->checksums);
-    free(region->frames);
-    free(region);
+    end_region(region);
 }
 
 static bool
@@ -268,14 +277,7 @@ emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device, struc
         || !emu_runs_init(&region->records, pages) || !emu_runs_init(&region->pages, pages)
         || (kind == EMU_MANAGED && !make_frames(region))
         || !protect(region, PROT_READ | PROT_WRITE)) {
-        if (region->base != 0) {
-            (void)protect(region, PROT_NONE);
-        }
-        emu_runs_free(&region->policies);
-        emu_runs_free(&region->records);
-        emu_runs_free(&region->pages);
-        free(region->frames);
-        free(region);
+        end_region(region);
         return NULL;
     }
     region->blind = emu_config()->page % emu_map_page_size() != 0;
