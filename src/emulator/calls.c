@@ -1,6 +1,6 @@
 /* The beginning and the end of every driver call: the mutex, the call log, injected faults, and the
  * refusals that come before any check of arguments. */
-#include "emulator.h"
+#include "graphs.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -655,10 +655,6 @@ size_t emu_event_count(void);
 CUresult emu_nodes_add(struct emu_nodes *set, struct emu_node *const *list, size_t count);
 CUresult emu_nodes_set(struct emu_nodes *set, struct emu_node *const *list, size_t count);
 void emu_nodes_clear(struct emu_nodes *set);
-/* User objects without a reference, whose destructors run in a thread of the driver, without the
- * mutex. */
-struct emu_object *emu_objects_take_dead(void);
-void emu_objects_destroy(struct emu_object *dead);
 
 /* ---- capture.c --------------------------------------------------------------------------- */
 

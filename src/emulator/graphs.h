@@ -40,6 +40,10 @@ const struct emu_node *emu_graph_next(const struct emu_graph *graph, const bool 
 CUresult emu_object_new(void *pointer, CUhostFn destroy, unsigned int count,
                         struct emu_object **out);
 struct emu_object *emu_object_find(CUuserObject handle);
+/* User objects without a reference, whose destructors run in a thread of the driver, without the
+ * mutex. */
+struct emu_object *emu_objects_take_dead(void);
+void emu_objects_destroy(struct emu_object *dead);
 /* Gives references away; the destructor of the last one runs behind the present call. */
 CUresult emu_object_release(struct emu_object *object, unsigned int count);
 /* Lets a graph hold references, new ones or the caller's. */
