@@ -74,7 +74,7 @@ make_system_block(size_t size, bool zeroed)
     block_header *header;
 
     if (whole < size) {
-        return NULL;
+        return NULL; /* unreached: NumPy's sizes are signed */
     }
     header = zeroed ? calloc(1, whole) : malloc(whole);
     if (header == NULL) {
