@@ -63,6 +63,7 @@ def test_the_warning_names_the_line_of_the_caller():
         "mm.zeros(4096)",
         "mm.empty_like(None, 'f4', shape=3)",
         "mm._managedmem._register_preset(None, (), False, False)",
+        "mm.numpy_allocator()",
         "inside()",
     ],
 )
