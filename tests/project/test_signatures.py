@@ -210,7 +210,7 @@ def test_completion_shows_public_names_only(module):
     if module == "managedmem.torch":
         pytest.importorskip("torch")
     shown = public(dir(importlib.import_module(module)))
-    imported = {"cupy", "digits", "emulator", "megatron", "numba", "torch", "typing"}
+    imported = {"cupy", "digits", "emulator", "megatron", "numba", "pytest", "torch", "typing"}
     assert set(shown) - imported == set(importlib.import_module(module).__all__) - imported
 
 

@@ -6,9 +6,11 @@ import os
 
 from constants import PAGE
 from managedmem._managedmem import _Frames, _Slab
-from world import Operation
+from world import SIZE, Operation
 
 PARTS = 3
+# Their failures have a second attempt.
+UNMAPPING = frozenset({"cuMemAddressFree", "cuMemRelease", "cuMemUnmap"})
 # After their failures a part is used at home, or its frame is not freed at the first try.
 AT_HOME = frozenset(
     {
@@ -101,6 +103,14 @@ def read_a_slab(w):
     return _Slab(0, PAGE + 1, False).nbytes
 
 
+def suspend_a_slab(w):
+    slab = _Slab(0, SIZE, False, True)
+    slab.suspend()
+    assert slab.is_suspended and slab.has_home
+    slab.resume()
+    return slab.is_suspended
+
+
 def memory_file(nbytes=PAGE, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
     """Memory that several slabs can be of; the caller closes it."""
     file = os.memfd_create("frames_operations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -139,6 +149,11 @@ FRAMES = {
     "add managed parts": Operation(add_managed_parts, "_Frames.add_targets", silent=AT_HOME),
     "share a slab": Operation(
         share_a_slab, "_Slab.of_file _Slab.add_reader _Slab.is_shared", silent=AT_HOME
+    ),
+    "suspend a slab": Operation(
+        suspend_a_slab,
+        "_Slab.suspend _Slab.resume _Slab.is_suspended _Slab.has_home",
+        silent=UNMAPPING,
     ),
     "fill a slab": Operation(fill_a_slab, "_Slab.fill"),
     "use parts on the host": Operation(lambda w: use_parts(w, True), silent=AT_HOME),

@@ -5,7 +5,7 @@ from array import array
 
 from constants import PAGE
 from contents import pattern
-from frames_operations import AT_HOME
+from frames_operations import AT_HOME, UNMAPPING
 from managedmem import ManagedWorkingSet, WorkingSet
 from world import MOVES, SIZE, WRITES, ZERO, Operation
 
@@ -116,7 +116,7 @@ WORKING = {
         use_a_managed_set, silent=BY_FAULTS, may_change=MOVES | WRITES
     ),
     "suspend a working set": Operation(
-        suspend_a_set, silent=AT_HOME | {"cuMemAddressFree", "cuMemRelease", "cuMemUnmap"}
+        suspend_a_set, "_Frames.suspend _Frames.resume", silent=AT_HOME | UNMAPPING
     ),
     "a working set without groups": Operation(
         lambda w: WorkingSet(PAGE, ZERO).close(), silent=AT_HOME
