@@ -84,8 +84,8 @@ TEST(pools_count_by_device)
     mm_status st;
     mm_memory *m;
 
-    own = mm_pool_create(world.cu, false, location, &st);
-    preferring = mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), &st);
+    own = mm_pool_create(world.cu, false, location, 0, &st);
+    preferring = mm_pool_create(world.cu, true, mm_location(CU_MEM_LOCATION_TYPE_NONE, 0), 0, &st);
     CHECK(own != NULL && preferring != NULL);
     m = mm_memory_allocate_from(world.cu, own, 100, NULL, NULL, &st);
     CHECK(m != NULL);

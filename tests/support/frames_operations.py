@@ -153,7 +153,7 @@ FRAMES = {
     "suspend a slab": Operation(
         suspend_a_slab,
         "_Slab.suspend _Slab.resume _Slab.is_suspended _Slab.has_home",
-        silent=UNMAPPING,
+        silent=UNMAPPING | {"cuCtxSynchronize"},
     ),
     "fill a slab": Operation(fill_a_slab, "_Slab.fill"),
     "use parts on the host": Operation(lambda w: use_parts(w, True), silent=AT_HOME),

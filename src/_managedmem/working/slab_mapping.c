@@ -102,8 +102,14 @@ create(mm_driver *cu, size_t bytes, CUmemLocation location, CUmemGenericAllocati
 static int
 copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t bytes, mm_status *st)
 {
+    CUresult code;
+
     MM_TRY(cu, MemcpyAsync, st, to, from, bytes, CU_STREAM_LEGACY);
-    MM_TRY(cu, StreamSynchronize, st, CU_STREAM_LEGACY);
+    code = cu->StreamSynchronize(CU_STREAM_LEGACY);
+    if (code != CUDA_SUCCESS) {
+        MM_IGNORE(cu->StreamSynchronize(CU_STREAM_LEGACY)); /* before the memory goes */
+        return mm_fail_call(st, "cuStreamSynchronize", (int)code);
+    }
     return 0;
 }
 
