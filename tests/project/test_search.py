@@ -1,4 +1,4 @@
-"""Twenty searches of the built site find the page with the answer.
+"""Searches of the built site find the pages with the answers.
 
 The documentation's check in .ci/run builds the site and names its folder in MANAGEDMEM_SITE.
 """
@@ -33,6 +33,14 @@ ANSWERS = {
     "install": "start",
     "bfloat16": "guide",
     "is_managed": "reference/hints",
+    "leak": "reference/memory_stats",
+    "peak memory": "reference/memory_stats",
+    "NEP 49": "reference/numpy",
+    "NumPy allocator": "reference/numpy",
+    "cudaMemcpyBatchAsync": "reference/hints",
+    "suspend": "reference/offload",
+    "sleep": "reference/offload",
+    "wake up": "reference/offload",
 }
 
 
