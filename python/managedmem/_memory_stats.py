@@ -121,8 +121,9 @@ def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
     reset_peaks : bool
         True: later peaks count from now on.
 
-    Counts all interpreters and threads. Memory that the pools of torch take is not among it:
-    torch.cuda.memory_stats() has it. Raises CUDAError if the driver does not answer. Safe from
+    Counts all interpreters and threads. It does not count what torch's pools and NumPy's arrays
+    take from managed_mempool() and numpy_allocator(): torch.cuda.memory_stats() and tracemalloc do.
+    Raises CUDAError if the driver does not answer. Safe from
     every thread; opens no driver. Driver: cuMemPoolGetAttribute, once for each pool.
     """
     kept = {_device(number): KeptMemory(*pair) for number, *pair in _memory_kept()}
@@ -150,8 +151,8 @@ def live(*, tracebacks: bool = False) -> list[LiveMemory]:
     Parameters
     ----------
     tracebacks : bool
-        True: with the line of Python that allocated each, if tracemalloc traced it and its buffer
-        still exists. Looks through all objects of the interpreter.
+        True adds the traceback of each allocation that tracemalloc traced and whose buffer still
+        exists. Looks through all objects of the interpreter.
 
     The memories are those that memory_stats() counts. Raises RuntimeError for tracebacks while
     tracemalloc does not trace. Safe from every thread. Driver: none.

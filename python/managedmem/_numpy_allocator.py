@@ -31,16 +31,16 @@ def numpy_allocator(
         Arrays of fewer bytes have the system's memory, because managed memory costs each array a
         driver call and at least a page.
 
-    Also for the arrays that np.load(), pandas and SciPy make, where their memory is NumPy's: not
-    mapped files, and not the memory of Arrow. Each array has pages of its own. It may outlive the
+    Arrays of np.load(), pandas and SciPy get it too, where NumPy allocates them: mapped files and
+    the memory of Arrow stay as they are. Each array has pages of its own. It may outlive the
     block; its pages are freed with it. np.zeros() writes its zeros on the host.
 
     As with all handlers of NumPy, a block is in force for the thread or the asyncio task that
-    entered it. Blocks nest; the result serves one. In a forked child, which cannot use CUDA, new
-    arrays have the system's memory.
+    entered it. Blocks nest; each needs a call of its own. In a forked child, which cannot use CUDA,
+    new arrays have the system's memory.
 
-    Raises TypeError and ValueError for bad arguments, CUDAError for advice that the driver refuses,
-    because it advises one page on trial; ImportError at the block without NumPy 1.22 or newer. In
+    Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice to
+    a page on trial; ImportError at the block without NumPy 1.22 or newer. In
     the block NumPy raises MemoryError for every failure; if memory did not run out, a line on the
     standard error has the reason. Safe from every thread. Releases the GIL, except in
     ndarray.resize().

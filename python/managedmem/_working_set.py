@@ -346,9 +346,9 @@ class WorkingSet(_GroupSet[FramedGroup]):
         """Take the memory of the budget again, at the same addresses: graphs use it again.
 
         Raises RuntimeError for a closed set and while a stream captures, MemoryError if the device
-        has less free, CUDAError if the driver fails; the set then stays suspended. Does nothing if
-        it is not. Safe from every thread; no graph of the set may run meanwhile. Driver:
-        cuMemCreate, cuMemMap, cuMemSetAccess.
+        has less free, CUDAError if the driver fails; the set then stays suspended. Does nothing
+        unless it is suspended. Safe from every thread; no graph of the set may run meanwhile.
+        Driver: cuMemCreate, cuMemMap, cuMemSetAccess.
         """
         self._open().resume()
 

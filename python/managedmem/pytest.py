@@ -2,7 +2,8 @@
 
 >>> pytest_plugins = ["managedmem.pytest"]  # in the uppermost conftest.py
 
-and @pytest.mark.usefixtures("no_managed_leaks") at a test, a class, or as pytestmark.
+and @pytest.mark.usefixtures("no_managed_leaks") at a test, a class, or as pytestmark; for all tests
+usefixtures = ["no_managed_leaks"] below [tool.pytest.ini_options] of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def pytest_runtest_makereport(
 def no_managed_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if memory that it allocated lives after it, and after a garbage collection.
 
-    The message names each memory with its size and, while tracemalloc traces, the allocation.
-    What fixtures before this one free is a leak at its end: @pytest.mark.usefixtures puts it before
-    the fixtures that a test names. A test that fails is not looked at. Driver: none.
+    The memory is that of live(), so the frames of working sets are not among it. The message names
+    each memory with its size and, while tracemalloc traces, the allocation. What fixtures before
+    this one free is a leak at its end: @pytest.mark.usefixtures puts it before the fixtures that a
+    test names. A test that fails is not looked at. Driver: none.
     """
     before = {memory.serial for memory in live()}
     yield
@@ -54,7 +56,7 @@ def no_managed_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _message(leaked: list[LiveMemory]) -> str:
     total = size_text(sum(memory.nbytes for memory in leaked))
-    lines = [f"the test leaked {total} of memory, in {len(leaked)} allocations:"]
+    lines = [f"the test leaked {total} of memory:"]
     for memory in leaked:
         lines.append(f"{memory.label}: {size_text(memory.nbytes)} ({memory.resource})")
         lines += memory.traceback.format() if memory.traceback else []

@@ -69,7 +69,7 @@ def test_a_leak_is_an_error_of_the_test_that_made_it(suite):
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_leaks*",
-            "the test leaked 2.0M of memory, in 2 allocations:",
+            "the test leaked 2.0M of memory:",
             "weights: 2.0M (managed)",
             "later: 4.0K (managed)",
             "python -X tracemalloc=25 -m pytest shows the line of each allocation",
@@ -87,3 +87,10 @@ def test_with_tracemalloc_the_line_of_the_allocation_is_shown(suite):
         ["weights: 2.0M (managed)", '  File "*test_suite.py", line 8', '*name="weights"*']
     )
     result.stdout.no_fnmatch_line("python -X tracemalloc*")
+
+
+def test_a_setting_gives_it_to_all_tests(suite, pytester):
+    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nusefixtures = ["no_managed_leaks"]\n')
+    path = pytester.path / "test_suite.py"
+    path.write_text(SUITE.replace("pytestmark", "unused"))
+    suite().assert_outcomes(passed=4, failed=1, errors=1)

@@ -139,7 +139,9 @@ def test_a_set_in_use_is_not_suspended(working, alloc, kept):
 
 def test_refusals():
     with WorkingSet(BUDGET, Device(0)) as plain:
-        with pytest.raises(RuntimeError, match="not made to be suspended"):
+        with pytest.raises(
+            RuntimeError, match="made to be suspended: make them with suspendable=True"
+        ):
             plain.suspend()
         plain.resume()
         assert not plain.is_suspended

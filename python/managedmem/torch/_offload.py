@@ -124,9 +124,9 @@ def offload(
         ones. For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
         gradients that accumulate over passes, closures and DistributedDataParallel.
     suspendable : bool
-        True lets handle.suspend() give the device memory of the parameters back for a while. They
-        then take whole units of the driver, of 2 MiB, and other devices do not reach them. The
-        device needs room for those that are there already.
+        True lets handle.suspend() give the device memory of the parameters back for a while. It
+        then comes in whole units of the driver, of 2 MiB, and other devices do not reach it. Those
+        on the device already are copied into it, for which the device needs room.
 
     Other parts have their home in page-locked memory of the host, of exactly their size. Before the
     forward and the backward call of a submodule, its parameters are copied to frames on the device,
@@ -462,8 +462,8 @@ class Offload(Handle):
 
         Waits for the device. Raises MemoryError with the sum if a device has no room for it,
         RuntimeError after remove() and while a stream captures, CUDAError if the driver fails; the
-        module stays suspended then. Does nothing if it is not. No other thread may use the module
-        during the call. Driver: cuMemCreate, cuMemMap, cuMemcpyAsync.
+        module stays suspended then. Does nothing unless it is suspended. No other thread may use
+        the module during the call. Driver: cuMemCreate, cuMemMap, cuMemcpyAsync.
         """
         self._check_offloaded()
         resume(self._lanes)
