@@ -155,6 +155,9 @@ class TestChecks:
             ("[a[:9], 5]", "[b[:9], b[9:]]", TypeError, r"sources\[1\]: "),
             ("a", "np.zeros((a.size, 2), 'u1')[:, 0]", ValueError, "not C-contiguous"),
             ("np.zeros(4, '>i4')", "b[:16]", ValueError, "other byte order"),
+            ("np.array([None])", "b[:8]", ValueError, "refers to Python objects"),
+            ("a[:16]", "np.zeros(1, 'O, i8')", ValueError, "refers to Python objects"),
+            ("a[:16]", "np.zeros(1, 'O, M8[D]')", ValueError, "refers to Python objects"),
             ("closed", "b", RuntimeError, "closed"),
         ],
     )

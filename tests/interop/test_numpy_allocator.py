@@ -115,6 +115,16 @@ class TestArrays:
             assert array.ctypes.data % PAGE == 0
         assert all(MigrationPolicy.of(array) == policy for array in arrays if array.size)
 
+    def test_of_objects_keep_their_references(self, device0):
+        with allocator():
+            array = np.full(COUNT, None)
+        managedmem.prefetch(array, device0)
+        with pytest.raises(ValueError, match="refers to Python objects"):
+            managedmem.discard(array)
+        with pytest.raises(ValueError, match="refers to Python objects"):
+            managedmem.zeros(SIZE).copy_to(array)
+        assert set(array) == {None}
+
     def test_of_fewer_bytes_have_system_memory(self):
         with allocator(minimum=PAGE):
             sizes = [*range(1, 3000), PAGE - 16, PAGE - 1, PAGE, PAGE + 1]

@@ -11,6 +11,9 @@
 static int
 check_foreign_side(PyObject *value, bool writable, bool bytes, const mm_foreign *side)
 {
+    if (side->objects) {
+        return mm_refuse_foreign(PyExc_ValueError, value, MM_PYTHON_OBJECTS);
+    }
     if (side->swapped && !bytes) {
         return mm_refuse_foreign(PyExc_ValueError, value,
                                  "has elements of the other byte order, and a copy of their bytes "

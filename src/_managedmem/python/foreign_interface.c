@@ -45,7 +45,7 @@ typestr_itemsize(PyObject *typestr, bool *swapped)
     return size;
 }
 
-enum { VERSION, MASK, SHAPE, STRIDES, TYPESTR, DATA, STREAM, OFFSET, ENTRIES };
+enum { VERSION, MASK, SHAPE, STRIDES, TYPESTR, DATA, STREAM, OFFSET, DESCR, ENTRIES };
 
 /* The dict of an object: borrowed references, NULL for an entry that is missing or None. */
 typedef struct {
@@ -58,8 +58,9 @@ static int
 find_entries(PyObject *dict, interface *shown)
 {
     static const char *const names[ENTRIES] = {
-        [VERSION] = "version", [MASK] = "mask", [SHAPE] = "shape",   [STRIDES] = "strides",
-        [TYPESTR] = "typestr", [DATA] = "data", [STREAM] = "stream", [OFFSET] = "offset",
+        [VERSION] = "version", [MASK] = "mask",       [SHAPE] = "shape",
+        [STRIDES] = "strides", [TYPESTR] = "typestr", [DATA] = "data",
+        [STREAM] = "stream",   [OFFSET] = "offset",   [DESCR] = "descr",
     };
 
     for (int i = 0; i < ENTRIES; i++) {
@@ -161,6 +162,24 @@ read_form(const interface *shown, Py_ssize_t *shape, Py_ssize_t *strides, mm_arr
     return 0;
 }
 
+/* 1 if members of a structure, as in [("a", "|O"), ("b", "<M8[D]")], refer to Python objects. */
+static int
+has_objects(const interface *shown)
+{
+    PyObject *mark, *text;
+    int rc;
+
+    if (mm_read_text(shown->entries[TYPESTR])[1] != 'V' || shown->entries[DESCR] == NULL) {
+        return 0;
+    }
+    mark = PyUnicode_FromString("'|O'");
+    text = mark ? PyObject_Repr(shown->entries[DESCR]) : NULL;
+    rc = text ? PyUnicode_Contains(text, mark) : -1;
+    Py_XDECREF(mark);
+    Py_XDECREF(text);
+    return rc;
+}
+
 static int
 read_data_tuple(const interface *shown, const mm_array_layout *layout, mm_foreign *out)
 {
@@ -219,16 +238,18 @@ read_dict(interface *shown, PyObject *dict, bool on_host, mm_foreign *out)
     Py_ssize_t shape[MM_FOREIGN_DIMENSIONS], strides[MM_FOREIGN_DIMENSIONS];
     mm_array_layout layout;
     bool swapped = false;
+    int refers;
 
     if (!PyDict_Check(dict)) {
         return refuse_interface(shown, PyExc_TypeError, "must have a dict as its", "");
     }
     if (find_entries(dict, shown) < 0 || check_form(shown) < 0
         || read_form(shown, shape, strides, &layout, &swapped) < 0
-        || (!on_host && read_producer(shown, out) < 0)) {
+        || (refers = has_objects(shown)) < 0 || (!on_host && read_producer(shown, out) < 0)) {
         return -1;
     }
     out->swapped = swapped;
+    out->objects = refers > 0;
     out->vouched = on_host;
     return on_host && (shown->entries[DATA] == NULL || !PyTuple_Check(shown->entries[DATA]))
                ? read_data_buffer(shown, &layout, out)

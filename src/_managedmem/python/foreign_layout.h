@@ -12,6 +12,9 @@ enum { MM_FOREIGN_DIMENSIONS = 64 };
 #define MM_LAZY_TENSOR                                                                      \
     "is a lazy conjugate or negative, whose values are not those in memory: make it plain " \
     "with resolve_conj().resolve_neg() first"
+#define MM_PYTHON_OBJECTS                                                                 \
+    "refers to Python objects, and bytes in place of a reference would end the process: " \
+    "convert it to numbers, as array.astype(\"float64\") does"
 
 /* One target that is not a ManagedBuffer. */
 typedef struct {
@@ -19,6 +22,7 @@ typedef struct {
     bool dense; /* no gaps */
     bool strided; /* not C-contiguous: a copy of the bytes would be another array */
     bool swapped; /* elements of the other byte order */
+    bool objects; /* elements that refer to Python objects */
     bool lazy; /* a tensor whose values are the conjugates or negatives of what lies in memory */
     bool read_only;
     bool vouched; /* the object keeps its memory alive, also system memory */

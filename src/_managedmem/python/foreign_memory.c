@@ -276,16 +276,21 @@ read_core_view(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
     return answer < 0 ? -1 : 1;
 }
 
-/* True if a format of the buffer protocol has elements of the other byte order. The names of
- * members are between colons. */
 static bool
-has_other_order(const char *format, Py_ssize_t itemsize)
+is_object(char mark)
+{
+    return mark == 'O';
+}
+
+/* True if a format of the buffer protocol has such a mark. The names of members are between colons. */
+static bool
+has_mark(const char *format, bool (*is_wanted)(char mark))
 {
     bool name = false;
 
-    for (; format != NULL && itemsize > 1 && *format != '\0'; format++) {
+    for (; format != NULL && *format != '\0'; format++) {
         name = name != (*format == ':');
-        if (!name && mm_is_other_order(*format)) {
+        if (!name && is_wanted(*format)) {
             return true;
         }
     }
@@ -312,7 +317,8 @@ read_exported(mm_state *Py_UNUSED(state), PyObject *value, mm_foreign *out)
     }
     out->vouched = true;
     out->read_only = view.readonly != 0;
-    out->swapped = has_other_order(view.format, view.itemsize);
+    out->swapped = view.itemsize > 1 && has_mark(view.format, mm_is_other_order);
+    out->objects = has_mark(view.format, is_object);
     layout = (mm_array_layout){view.ndim, view.itemsize, view.shape, view.strides};
     rc = mm_has_no_elements(&layout)
              ? 0

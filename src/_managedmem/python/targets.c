@@ -62,6 +62,9 @@ check_target_discard(PyObject *value, const mm_target *target)
     if (target->range.size > 0 && target->read_only) {
         return refuse_read_only(value);
     }
+    if (target->objects) {
+        return mm_refuse_foreign(PyExc_ValueError, value, MM_PYTHON_OBJECTS);
+    }
     return target->dense ? 0
                          : mm_refuse_foreign(PyExc_ValueError, value,
                                              "cannot be discarded: it is not contiguous, and the "
