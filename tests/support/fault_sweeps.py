@@ -56,8 +56,8 @@ MAKES = {
 }
 # When one of these fails, the object stays with the driver.
 FREES = {
-    *("cuEventDestroy", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost"),
-    *("cuMemPoolDestroy", "cuStreamDestroy"),
+    *("cuEventDestroy", "cuMemAddressFree", "cuMemFree", "cuMemFreeAsync", "cuMemFreeHost"),
+    *("cuMemPoolDestroy", "cuMemRelease", "cuMemUnmap", "cuStreamDestroy"),
 }
 # Queries whose answers decide only the text of a message, or how to dispatch.
 HINTS = DISPATCH_HINT | {"cuMemRangeGetAttributes"}

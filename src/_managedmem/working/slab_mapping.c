@@ -102,15 +102,22 @@ create(mm_driver *cu, size_t bytes, CUmemLocation location, CUmemGenericAllocati
 static int
 copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t bytes, mm_status *st)
 {
-    CUresult code;
-
     MM_TRY(cu, MemcpyAsync, st, to, from, bytes, CU_STREAM_LEGACY);
-    code = cu->StreamSynchronize(CU_STREAM_LEGACY);
-    if (code != CUDA_SUCCESS) {
-        MM_IGNORE(cu->StreamSynchronize(CU_STREAM_LEGACY)); /* before the memory goes */
-        return mm_fail_call(st, "cuStreamSynchronize", (int)code);
-    }
+    MM_TRY(cu, StreamSynchronize, st, CU_STREAM_LEGACY);
     return 0;
+}
+
+/* Waits for all work before memory goes below it, with further attempts. Where all fail, the
+ * context has no work any more. */
+static CUresult
+wait_for_work(mm_driver *cu)
+{
+    CUresult code = cu->CtxSynchronize();
+
+    for (int i = 0; i < 2 && code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_PERMITTED; i++) {
+        code = cu->CtxSynchronize();
+    }
+    return code;
 }
 
 /* Copies the end of a slab, as much as its home has, to the end of memory that is mapped nowhere. */
@@ -127,6 +134,9 @@ copy_aside(mm_driver *cu, const mm_slab *slab, CUmemGenericAllocationHandle memo
     if (rc == 0) {
         rc = copy(cu, aside + bytes - m->at_home, slab->start + m->bytes - m->at_home, m->at_home,
                   st);
+        if (rc < 0) {
+            MM_IGNORE(wait_for_work(cu));
+        }
         unmap(cu, aside, bytes);
     }
     free_addresses(cu, aside, bytes);
@@ -225,7 +235,7 @@ mm_slab_unmap(mm_driver *cu, mm_slab *slab)
 {
     mm_slab_mapping *m = &slab->mapping;
 
-    if (cu->CtxSynchronize() == CUDA_ERROR_NOT_PERMITTED) {
+    if (wait_for_work(cu) == CUDA_ERROR_NOT_PERMITTED) {
         return false;
     }
     if (!m->is_suspended) {
