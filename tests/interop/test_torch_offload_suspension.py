@@ -110,6 +110,26 @@ def test_a_call_under_way_is_refused_and_goes_on():
         assert not handle.is_suspended and handle.stats()["held"] > 0
 
 
+@pytest.mark.parametrize("is_suspended", [False, True])
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_calls_with_nothing_to_do_change_nothing(budget, is_suspended, monkeypatch):
+    def refuse(target):
+        raise RuntimeError("no answer")
+
+    with suspendable(layers(), budget) as handle:
+        if is_suspended:
+            handle.suspend()
+        held = free()
+        with monkeypatch.context() as patch:
+            patch.setattr("managedmem.torch._offload_places.Target.wait", refuse)
+            (handle.suspend if is_suspended else handle.resume)()
+            with pytest.raises(RuntimeError, match="no answer"):
+                (handle.resume if is_suspended else handle.suspend)()
+        assert handle.is_suspended == is_suspended
+        if EMULATED:
+            assert free() == held
+
+
 @pytest.mark.emulator_only("fills the device")
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 def test_a_device_without_room_leaves_the_module_suspended(budget, monkeypatch):

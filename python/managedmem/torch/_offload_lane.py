@@ -317,10 +317,13 @@ class DeviceLane:
 
     # --- memory that comes and goes -------------------------------------------------------
 
-    def memory(self) -> list[_Frames | _Slab]:
-        """The memory of the device that can be suspended."""
-        frames = [] if self.frames is None else [self.frames]
-        return [*frames, *self.slabs()]
+    def memory(self, is_suspended: bool) -> list[_Frames | _Slab]:
+        """The memory of the device that is suspended, or that is not."""
+        found: list[_Frames | _Slab] = []
+        if self.frames is not None:
+            counts, _ = self.frames.stats()
+            found += [self.frames] if (counts["kept"] < counts["room"]) == is_suspended else []
+        return [*found, *(slab for slab in self.slabs() if slab.is_suspended == is_suspended)]
 
     def slabs(self) -> list[_Slab]:
         """That of the parts that stay on the device."""

@@ -19,30 +19,36 @@ def check_suspendable(suspendable: object) -> None:
 
 
 def suspend(lanes: Sequence[DeviceLane]) -> None:
-    """Give the memory of all lanes back to the driver; after an error, all have it again."""
+    """Give the memory of all lanes back to the driver; after an error, all is as it was."""
+    present = [memory for lane in lanes for memory in lane.memory(False)]
+    if not present:
+        return
     _check_host(lanes)
     try:
         for lane in lanes:
             lane.target.wait()
-            for memory in lane.memory():
-                memory.suspend()
+        for memory in present:
+            memory.suspend()
     except BaseException:
-        for memory in (each for lane in lanes for each in lane.memory()):
+        for memory in present:
             with contextlib.suppress(Exception):  # it has memory of the host, which works too
                 memory.resume()
         raise
 
 
 def resume(lanes: Sequence[DeviceLane]) -> None:
-    """Take memory for all lanes again; after an error, all are suspended."""
+    """Take memory for all lanes again; after an error, all is as it was."""
+    away = [memory for lane in lanes for memory in lane.memory(True)]
+    if not away:
+        return
     _check_room(lanes)
     try:
         for lane in lanes:
             lane.target.wait()
-            for memory in lane.memory():
-                memory.resume()
+        for memory in away:
+            memory.resume()
     except BaseException:
-        for memory in (each for lane in lanes for each in lane.memory()):
+        for memory in away:
             with contextlib.suppress(Exception):  # it is on the device already, which works too
                 memory.suspend()
         raise
