@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import operator
 import types
 
 import pytest
@@ -10,6 +11,7 @@ from offloaded import LAYER, WIDTH, assert_same_module, batch, layers, nn, plain
 from tensors import mt, torch
 
 DEVICE = 0
+map_tree = torch.utils._pytree.tree_map
 BUDGET = 3 * LAYER
 
 
@@ -51,6 +53,8 @@ class Direct(nn.Module):
             if not self.kept:
                 self.kept.append(self.weight.data)
             self.kept[0].add_(0.125)
+        elif self.way == "by a helper of torch":
+            map_tree(operator.attrgetter("data"), [self.weight])[0].mul_(1.5)
         elif self.way == "behind the use":
             result = x @ self.weight + self.bias
             self.bias.data.copy_(x.detach().mean(0))
@@ -58,7 +62,13 @@ class Direct(nn.Module):
         return x @ self.weight + self.bias
 
 
-WAYS = ["in place", "an item", "a result that is kept", "behind the use"]
+WAYS = [
+    "in place",
+    "an item",
+    "a result that is kept",
+    "by a helper of torch",
+    "behind the use",
+]
 
 
 def adapted(on, count=6):

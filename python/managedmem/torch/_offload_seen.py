@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+_TORCH_READERS = ("torch._", "torch.nn.")
 _hooks: list[RemovableHandle] = []  # one while parameters are watched
 # By the ids of parameters, which a watch keeps.
 _watches: weakref.WeakValueDictionary[int, DataWatch] = weakref.WeakValueDictionary()
@@ -32,8 +33,11 @@ def _read(parameter: nn.Parameter) -> Tensor:
 
 
 def _is_torch(frame: FrameType) -> bool:
-    """True for torch's own code, which reads it to copy and to compile, and writes nothing."""
-    return str(frame.f_globals.get("__name__")).split(".")[0] == "torch"
+    """True for code of torch that reads it to copy and to compile, and writes nothing.
+
+    Other packages of torch, as torch.ao, write through it, or call readers that they are given.
+    """
+    return str(frame.f_globals.get("__name__")).startswith(_TORCH_READERS)
 
 
 def _assign(parameter: nn.Parameter, value: Tensor) -> None:
