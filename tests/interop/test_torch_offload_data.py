@@ -53,6 +53,9 @@ class Direct(nn.Module):
             if not self.kept:
                 self.kept.append(self.weight.data)
             self.kept[0].add_(0.125)
+        elif self.way == "what was kept before":
+            for each in self.kept:
+                each.mul_(1.5)
         elif self.way == "by a helper of torch":
             map_tree(operator.attrgetter("data"), [self.weight])[0].mul_(1.5)
         elif self.way == "behind the use":
@@ -152,6 +155,18 @@ def test_writes_in_a_call_are_kept(way, trains, on):
             x = batch(handle).requires_grad_(trains)
             y = x.detach().clone().requires_grad_(trains)
             one, other = model(x), twin(y)
+            assert same(one, other)
+    assert_same_module(model, twin)
+
+
+@pytest.mark.parametrize("keep", [lambda data: data, lambda data: data.view(-1)[3:]])
+def test_data_that_was_kept_before_the_calls_may_be_written_in_them(keep, on):
+    model = nn.Sequential(*(Direct("what was kept before") for _ in range(5))).to(on)
+    with mt.offload(model, DEVICE, budget=BUDGET) as handle, torch.no_grad():
+        twin = plain(model, handle)
+        for net in (model, twin):
+            net[2].kept = [keep(net[2].weight.data)]
+        for one, other in zip(loops(model, handle), loops(twin, handle), strict=True):
             assert same(one, other)
     assert_same_module(model, twin)
 

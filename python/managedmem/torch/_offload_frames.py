@@ -151,7 +151,7 @@ class FramedPart:
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
         me = weakref.ref(self)  # which keeps the watch
         self.in_round = in_round
-        self.data = DataWatch(every if in_round else (), lambda lasts: _note_write(me, lasts))
+        self.data = DataWatch(every if in_round else (), lambda data: _note_write(me, data))
         self.is_below = False  # a module whose calls may write it through `data` at home
         self.is_settled_later = False  # by a backward pass that has stepped it
         self.lock = threading.RLock()  # a collection may end uses in it
@@ -163,6 +163,8 @@ class FramedPart:
         The caller must release() the result. Reads of `data` are seen in a use `in_python`.
         """
         with self.lock:
+            if self.data.keeps_data():
+                self.data.was_read = self.is_unwatched = True
             was_read = self.data.was_read or (self.is_below and not in_python)
             if not self.uses and (was_read or self._count_writes() != self.writes):
                 self.note_writes(stream)
@@ -267,10 +269,10 @@ class FramedPart:
             pointer.value = start + offset
 
 
-def _note_write(ref: weakref.ref[FramedPart], lasts: bool) -> None:
+def _note_write(ref: weakref.ref[FramedPart], data: Tensor | None) -> None:
     """Note a write that torch does not count. A `data` that was read may be kept for later ones.
 
-    Between rounds it does not matter, because each round loads what is at home then.
+    Between rounds only one that is kept matters, because each round loads what is at home then.
     """
     part = ref()
     if part is not None and part.in_round is not None:
@@ -278,8 +280,11 @@ def _note_write(ref: weakref.ref[FramedPart], lasts: bool) -> None:
             if part.uses or part.in_round():
                 part.written.update(use.number for use in part.uses)
                 part.writes = _UNKNOWN
-                if lasts:
+                if data is not None:
                     part.data.was_read = part.is_unwatched = True
+            elif data is not None and not part.data.was_read:
+                part.data.keeps_data()  # forgets the others
+                part.data.kept.append(weakref.ref(data))
 
 
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:

@@ -27,9 +27,10 @@ _lock = threading.RLock()  # a collection in it may end a watch
 
 def _read(parameter: nn.Parameter) -> Tensor:
     watch = _watches.get(id(parameter))
+    data = cast(Tensor, Tensor.data.__get__(parameter))  # type: ignore[attr-defined]
     if watch is not None and not watch.pauses and not _is_torch(sys._getframe(1)):
-        watch.note(True)
-    return cast(Tensor, Tensor.data.__get__(parameter))  # type: ignore[attr-defined]
+        watch.note(data)
+    return data
 
 
 def _is_torch(frame: FrameType) -> bool:
@@ -52,19 +53,20 @@ def _before_step(optimizer: optim.Optimizer, *arguments: object) -> None:
         for parameter in group["params"]:
             watch = _watches.get(id(parameter))
             if watch is not None and not watch.pauses:
-                watch.note(False)
+                watch.note(None)
 
 
 class DataWatch:
-    """Watches the parameters of a part, and notes writes with True where they may come later too.
+    """Watches the parameters of a part. Notes writes, with a `data` through which more may come.
 
     Its owner has a lock.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], note: Callable[[bool], None]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], note: Callable[[Tensor | None], None]) -> None:
         self.tensors: list[Tensor] = []
         self.note = note
         self.was_read = False
+        self.kept: list[weakref.ref[Tensor]] = []  # a view of one keeps it too
         self.pauses = 0
         for tensor in tensors:
             self.add(tensor)
@@ -84,6 +86,11 @@ class DataWatch:
         return not self.was_read and all(
             getattr(type(each), "data", None) is _seen for each in self.tensors
         )
+
+    def keeps_data(self) -> bool:
+        """True if a `data` that was read between rounds still exists."""
+        self.kept = [each for each in self.kept if each() is not None]
+        return bool(self.kept)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Watch only tensors that are among these."""
