@@ -31,6 +31,7 @@ from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring
+from managedmem.torch._offload_seen import note_step
 from managedmem.torch._offload_shares import MOST_RING, copies_of, state_of
 from managedmem.torch._offload_visits import (
     LEAST_SLICE,
@@ -89,12 +90,12 @@ def can_split(optimizer: optim.Optimizer, step: Callable[..., Any], hooks: bool 
 
 
 def has_hooks(optimizer: optim.Optimizer) -> bool:
-    """True if a step calls hooks."""
+    """True if a step calls hooks of the caller."""
     return any(
         (
             optimizer._optimizer_step_pre_hooks,
             optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
+            [hook for hook in _global_optimizer_pre_hooks.values() if hook is not note_step],
             _global_optimizer_post_hooks,
         )
     )

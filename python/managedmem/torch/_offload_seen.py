@@ -48,7 +48,8 @@ def _assign(parameter: nn.Parameter, value: Tensor) -> None:
 _seen = property(_read, _assign, doc=Tensor.data.__doc__)
 
 
-def _before_step(optimizer: optim.Optimizer, *arguments: object) -> None:
+def note_step(optimizer: optim.Optimizer, *arguments: object) -> None:
+    """The hook of all optimizers."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             watch = _watches.get(id(parameter))
@@ -79,7 +80,7 @@ class DataWatch:
                 _watches[id(tensor)] = self
                 nn.Parameter.data = _seen  # type: ignore[assignment]
                 if not _hooks:
-                    _hooks.append(register_optimizer_step_pre_hook(_before_step))
+                    _hooks.append(register_optimizer_step_pre_hook(note_step))
 
     def sees_all(self) -> bool:
         """False if writes may be unseen: of other classes, or through a `data` that was kept."""
