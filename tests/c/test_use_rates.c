@@ -74,6 +74,22 @@ TEST(random_uses_are_not_regular)
     CHECK_EQUAL(count_regular(), PARTS);
 }
 
+TEST(the_second_surprise_makes_a_part_irregular)
+{
+    static const uint32_t gaps[] = {10, 10, 100, 1000};
+
+    begin();
+    use(0);
+    for (size_t i = 0; i < 4; i++) {
+        CHECK(mm_use_rate_is_regular(&rates[0]));
+        for (uint32_t turn = 1; turn < gaps[i]; turn++) {
+            use(1);
+        }
+        use(0);
+    }
+    CHECK(!mm_use_rate_is_regular(&rates[0]));
+}
+
 /* Of late: what was used most before is overtaken after some rounds, also across coolings. */
 TEST(the_part_that_is_used_most_has_the_most_heat)
 {

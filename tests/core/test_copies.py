@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 import weakref
 from types import SimpleNamespace
 
@@ -272,6 +273,13 @@ class TestCalls:
         assert names(self.run(pieces(whole), pieces(empty))) == ["cuMemcpyAsync"] * BLOCKS
         (call,) = self.run(pieces(whole), pieces(empty), **HOST_HINT)
         assert call.name == "cuMemcpyBatchAsync" and call.args["stream"] != 0
+
+    def test_hints_are_not_kept(self, whole, empty):
+        order = "".join(["during", "_api_call"])  # not the interpreter's constant
+        options = SimpleNamespace(src_access_order=order)
+        before = sys.getrefcount(order)
+        empty.copy_from(whole, options=options)
+        assert sys.getrefcount(order) == before
 
     @pytest.mark.parametrize("order, number", [*zip(ORDERS, (STREAM, DURING, ANY), strict=True)])
     def test_options_of_a_buffer(self, whole, empty, stream, order, number):
