@@ -41,6 +41,11 @@ extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summar
     X("cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2)              \
     X("cuDevicePrimaryCtxGetState", 7000, cuDevicePrimaryCtxGetState)                \
     X("cuCtxCreate", 3020, cuCtxCreate_v2)                                           \
+    X("cuCtxCreate", 12050, cuCtxCreate_v4)                                          \
+    X("cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool)                 \
+    X("cuDeviceGetMemPool", 11020, cuDeviceGetMemPool)                               \
+    X("cuDeviceSetMemPool", 11020, cuDeviceSetMemPool)                               \
+    X("cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2)                         \
     X("cuCtxDestroy", 4000, cuCtxDestroy_v2)                                         \
     X("cuCtxGetCurrent", 4000, cuCtxGetCurrent)                                      \
     X("cuCtxSetCurrent", 4000, cuCtxSetCurrent)                                      \
@@ -93,11 +98,16 @@ extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summar
     X("cuMemsetD16Async", 3020, cuMemsetD16Async)                                    \
     X("cuMemsetD32Async", 3020, cuMemsetD32Async)                                    \
     X("cuStreamCreate", 2000, cuStreamCreate)                                        \
+    X("cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority)                \
     X("cuStreamDestroy", 4000, cuStreamDestroy_v2)                                   \
     X("cuStreamSynchronize", 2000, cuStreamSynchronize)                              \
     X("cuStreamQuery", 2000, cuStreamQuery)                                          \
     X("cuStreamWaitEvent", 3020, cuStreamWaitEvent)                                  \
     X("cuStreamGetCtx", 9020, cuStreamGetCtx)                                        \
+    X("cuStreamGetCtx", 12050, cuStreamGetCtx_v2)                                    \
+    X("cuStreamGetFlags", 5050, cuStreamGetFlags)                                    \
+    X("cuStreamGetPriority", 5050, cuStreamGetPriority)                              \
+    X("cuStreamGetDevice", 12080, cuStreamGetDevice)                                 \
     X("cuStreamGetId", 12000, cuStreamGetId)                                         \
     X("cuStreamIsCapturing", 10000, cuStreamIsCapturing)                             \
     X("cuStreamGetCaptureInfo", 12030, cuStreamGetCaptureInfo_v3)                    \
@@ -122,6 +132,7 @@ extern CUresult cuMemGetLocationInfo(CUdeviceptr ptr, size_t size, size_t summar
     X("cuEventSynchronize", 2000, cuEventSynchronize)                                \
     X("cuEventDestroy", 4000, cuEventDestroy_v2)                                     \
     X("cuEventElapsedTime", 2000, cuEventElapsedTime)                                \
+    X("cuEventElapsedTime", 12080, cuEventElapsedTime_v2)                            \
     X("cuMemPoolCreate", 11020, cuMemPoolCreate)                                     \
     X("cuMemPoolDestroy", 11020, cuMemPoolDestroy)                                   \
     X("cuMemPoolTrimTo", 11020, cuMemPoolTrimTo)                                     \

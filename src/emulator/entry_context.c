@@ -68,6 +68,14 @@ EMU_ENTRY(cuCtxCreate_v2, CUcontext *pctx, unsigned int flags, CUdevice dev)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
+/* The parameters say how to share the device (execution affinity, CIG): here nothing is shared. */
+EMU_ENTRY(cuCtxCreate_v4, CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
+          CUdevice dev)
+{
+    (void)ctxCreateParams;
+    return emu_cuCtxCreate_v2(pctx, flags, dev);
+}
+
 EMU_ENTRY(cuCtxDestroy_v2, CUcontext ctx)
 {
     struct emu_thread *thread = emu_thread();

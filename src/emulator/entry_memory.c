@@ -32,6 +32,23 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
     return result;
 }
 
+EMU_ENTRY(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    const struct emu_allocation *allocation;
+
+    EMU_BEGIN("cuMemGetAddressRange", EMU_CALL_WORK, "ptr=0x%llx", dptr);
+    allocation = emu_find(dptr);
+    EMU_NEED(emu_context() != NULL, emu_no_context());
+    EMU_NEED(allocation != NULL, CUDA_ERROR_NOT_FOUND);
+    if (pbase != NULL) {
+        *pbase = allocation->base;
+    }
+    if (psize != NULL) {
+        *psize = allocation->size;
+    }
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
 EMU_ENTRY(cuMemAllocManaged, CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
     CUresult result;

@@ -231,6 +231,29 @@ EMU_ENTRY(cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CU
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
+/* Older forms of these, which cuda.core calls. */
+
+EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)
+{
+    CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+
+    return emu_cuMemGetDefaultMemPool(pool_out, &location, CU_MEM_ALLOCATION_TYPE_PINNED);
+}
+
+EMU_ENTRY(cuDeviceGetMemPool, CUmemoryPool *pool, CUdevice dev)
+{
+    CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+
+    return emu_cuMemGetMemPool(pool, &location, CU_MEM_ALLOCATION_TYPE_PINNED);
+}
+
+EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
+{
+    CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev};
+
+    return emu_cuMemSetMemPool(&location, CU_MEM_ALLOCATION_TYPE_PINNED, pool);
+}
+
 /* ---- stream-ordered allocation ---- */
 
 /* The caller has the address at once, and the memory from this point of the stream on. */

@@ -17,6 +17,13 @@ EMU_ENTRY(cuStreamCreate, CUstream *phStream, unsigned int Flags)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
+/* Streams have no priorities. */
+EMU_ENTRY(cuStreamCreateWithPriority, CUstream *phStream, unsigned int flags, int priority)
+{
+    (void)priority;
+    return emu_cuStreamCreate(phStream, flags);
+}
+
 EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
@@ -73,6 +80,49 @@ EMU_ENTRY(cuStreamGetCtx, CUstream hStream, CUcontext *pctx)
     EMU_NEED(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
     EMU_STEP(emu_stream_find(hStream, &stream));
     *pctx = (CUcontext)stream->context;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuStreamGetCtx_v2, CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)
+{
+    CUresult result = emu_cuStreamGetCtx(hStream, pCtx);
+
+    if (result == CUDA_SUCCESS && pGreenCtx != NULL) {
+        *pGreenCtx = NULL;
+    }
+    return result;
+}
+
+EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
+{
+    struct emu_stream *stream = NULL;
+
+    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    EMU_NEED(flags != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    *flags = stream->flags;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
+{
+    struct emu_stream *stream = NULL;
+
+    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    EMU_NEED(priority != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    *priority = 0;
+    return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
+{
+    struct emu_stream *stream = NULL;
+
+    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
+    EMU_NEED(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    EMU_STEP(emu_stream_find(hStream, &stream));
+    *device = stream->device->ordinal;
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
@@ -329,6 +379,11 @@ EMU_ENTRY(cuEventSynchronize, CUevent hEvent)
     emu_event_drain(event);
     emu_notice_frees();
     return emu_call_end(&call, CUDA_SUCCESS);
+}
+
+EMU_ENTRY(cuEventElapsedTime_v2, float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+    return emu_cuEventElapsedTime(pMilliseconds, hStart, hEnd);
 }
 
 EMU_ENTRY(cuEventElapsedTime, float *pMilliseconds, CUevent hStart, CUevent hEnd)
