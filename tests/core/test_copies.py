@@ -362,3 +362,9 @@ def test_random_pairs_are_as_a_loop(alloc, stream, count):
     for to, at in spans:
         wanted[to : to + size] = bytes_of[at : at + size]
     assert contents(target) == wanted
+
+
+def test_an_offset_of_no_number_is_refused(empty):
+    interface = {"shape": (8,), "typestr": "|u1", "version": 3, "data": bytearray(8), "offset": "x"}
+    with pytest.raises(TypeError, match="offset of an array interface"):
+        empty[:8].copy_from(SimpleNamespace(__array_interface__=interface))

@@ -215,3 +215,12 @@ def test_no_driver_is_opened():
         "emulator.enable(devices=3)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_truth_that_raises_is_passed_on():
+    class Neither:
+        def __bool__(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        managedmem.memory_stats(reset_peaks=Neither())

@@ -4,12 +4,14 @@ import threading
 
 import pytest
 
-from constants import EMULATED
+from calls import recorded
+from constants import EMULATED, PAGE
 from contents import contents, pattern
 from driver import capturing
 from graphs import Graph, capture_reads
 from layers import SIZE, layer
 from managedmem import CUDAError, Device, Stream, WorkingSet, emulator
+from managedmem._managedmem import _Frames, _Slab
 
 pytestmark = pytest.mark.usefixtures("current_device")
 
@@ -254,3 +256,30 @@ def test_threads_use_the_set_meanwhile(working, alloc):
     for thread in threads:
         thread.join()
     assert not wrong and working.stats().failures == 0
+
+
+class TestMemoryOfTheSet:
+    """Slabs and frames, of which sets and offload() are made."""
+
+    def test_the_second_time_changes_nothing(self):
+        slab = _Slab(0, PAGE, False, True)
+        for change, is_suspended in ((slab.suspend, True), (slab.resume, False)):
+            change()
+            assert not [call for call in recorded(change) if call.name.startswith("cuMem")]
+            assert slab.is_suspended == is_suspended
+
+    def test_plain_memory_is_refused(self):
+        with pytest.raises(RuntimeError, match="was not made to be suspended"):
+            _Slab(0, PAGE, False).suspend()
+
+    def test_a_closed_set_is_refused(self):
+        frames = _Frames(0, PAGE, False, False, True)
+        frames.close()
+        for change in (frames.suspend, frames.resume):
+            with pytest.raises(RuntimeError, match="closed"):
+                change()
+
+    @pytest.mark.parametrize("place", [("x", PAGE), (0, "x")])
+    def test_a_place_of_no_number_is_refused(self, place):
+        with pytest.raises(TypeError, match="must be an int"):
+            _Slab.at(*place)
