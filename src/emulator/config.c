@@ -66,14 +66,14 @@ static void read_options(char *text);
 static bool
 use_profile(const char *name)
 {
-    char options[192];
+    char joined[192];
 
     for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++) {
         if (strcmp(profiles[i].name, name) == 0) {
             active = (struct emu_config){.page = active.page, .name = profiles[i].device};
-            (void)snprintf(options, sizeof options, "%s,%s", profiles[0].options,
+            (void)snprintf(joined, sizeof joined, "%s,%s", profiles[0].options,
                            profiles[i].options);
-            read_options(options);
+            read_options(joined);
             return true;
         }
     }
