@@ -175,14 +175,23 @@ class TestResize:
             assert is_managed(array) == (after >= 4)
 
     @pytest.mark.emulator_only
-    def test_that_fails_leaves_the_array(self):
+    @pytest.mark.parametrize(
+        ("function", "code", "told"),
+        [
+            ("cuMemAllocManaged", 2, ""),
+            ("cuPointerGetAttributes", 719, "cuPointerGetAttributes failed with CUDA_ERROR_LAUNCH"),
+        ],
+    )
+    def test_that_fails_leaves_the_array(self, function, code, told, capfd):
         with allocator():
             array = np.full(MIB, 7, "u1")
-            emulator.fail("cuMemAllocManaged", code=2)
+            emulator.fail(function, code=code)
             with pytest.raises(MemoryError):
                 array.resize(2 * MIB, refcheck=False)
         assert array.nbytes == MIB
         assert (array == 7).all()
+        text = capfd.readouterr().err
+        assert told in text and bool(told) == bool(text)
 
     def test_keeps_the_gil(self):
         """Another thread must not take the memory after resize() has checked its references."""

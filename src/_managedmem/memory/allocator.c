@@ -133,13 +133,15 @@ size_t
 mm_block_size(const void *block)
 {
     CUdeviceptr start = (CUdeviceptr)(uintptr_t)block;
-    mm_driver *cu = mm_driver_usable();
     mm_pointer_attributes attributes;
     mm_status st;
+    mm_driver *cu = mm_driver_open(&st);
 
-    return cu != NULL && mm_pointer_query(cu, start, &attributes, &st) == 0 && attributes.managed
-               ? attributes.start + attributes.size - start
-               : 0;
+    if (cu == NULL || mm_pointer_query(cu, start, &attributes, &st) < 0) {
+        log_failure("managed memory was not resized", &st);
+        return 0;
+    }
+    return attributes.managed ? attributes.start + attributes.size - start : 0;
 }
 
 #define DEFINE_ALLOCATE(n)                                                   \

@@ -36,8 +36,8 @@ MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
  * standard error unless memory ran out. */
 void *mm_preset_allocate(const mm_preset *preset, size_t size, const char *user);
 
-/* The bytes of such a block, which are whole pages; 0 in a forked child and after the driver's
- * shutdown. */
+/* The bytes of such a block, which are whole pages. Where the driver does not tell them, as in a forked
+ * child, returns 0 and writes a line with the reason to the standard error. */
 size_t mm_block_size(const void *block);
 
 #define MM_EXPORT __attribute__((visibility("default")))
