@@ -1,5 +1,6 @@
 """managedmem.copy() and the hints of copies: bytes, order, checks, and the driver's calls."""
 
+import collections
 import gc
 import itertools
 import sys
@@ -210,6 +211,11 @@ class TestChecks:
         with pytest.raises(error, match=next(iter(bad))):
             managedmem.copy(pieces(whole), pieces(empty), **bad)
         assert contents(empty) == bytes(empty.size)
+
+    def test_options_are_left_as_they_are(self, whole, empty):
+        options = collections.defaultdict(lambda: "any", src_access_order="any")
+        empty.copy_from(whole, options=options)
+        assert options == {"src_access_order": "any"}
 
     @pytest.mark.emulator_only  # nobody has asked a driver whether it checks a batch in the call
     @needs_pools

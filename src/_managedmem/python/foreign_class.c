@@ -168,19 +168,19 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
     return 0;
 }
 
-/* mm_get_optional for the value of a key. */
+/* mm_get_optional for the value of a key, which a defaultdict does not make. */
 static int
 get_key(PyObject *dict, const char *name, PyObject **out)
 {
-    *out = PyMapping_GetItemString(dict, name);
-    if (*out != NULL) {
-        return 1;
+    PyObject *key = PyUnicode_FromString(name);
+    int found = key ? PyDict_Contains(dict, key) : -1;
+
+    if (found > 0) {
+        *out = PyObject_GetItem(dict, key);
+        found = *out ? 1 : -1;
     }
-    if (!PyErr_ExceptionMatches(PyExc_KeyError)) {
-        return -1;
-    }
-    PyErr_Clear(); /* KeyError: the dict lacks the key */
-    return 0;
+    Py_XDECREF(key);
+    return found;
 }
 
 /* TypeError that names the options. */
