@@ -212,6 +212,10 @@ class TestChecks:
             managedmem.copy(pieces(whole), pieces(empty), **bad)
         assert contents(empty) == bytes(empty.size)
 
+    def test_of_several_hints_for_one_pair(self, whole, empty):
+        with pytest.raises(TypeError, match=r"dst_location: .* destinations is a single target"):
+            managedmem.copy(whole, empty, dst_location=[Host()])
+
     def test_options_are_left_as_they_are(self, whole, empty):
         options = collections.defaultdict(lambda: "any", src_access_order="any")
         empty.copy_from(whole, options=options)

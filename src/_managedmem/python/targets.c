@@ -355,9 +355,8 @@ explain_location_list(const mm_targets *t, PyObject *value)
         PyErr_Clear(); /* TypeError: its message is about a single location */
         PyErr_Format(
             PyExc_TypeError,
-            "location is a sequence, but targets is a single target: pass one Device or Host, "
-            "got %R",
-            value);
+            "location is a sequence, but %s is a single target: pass one Device or Host, got %R",
+            t->name, value);
     }
 }
 
