@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import methodcaller
 
 import torch
 
@@ -20,37 +21,34 @@ def check_suspendable(suspendable: object) -> None:
 
 def suspend(lanes: Sequence[DeviceLane]) -> None:
     """Give the memory of all lanes back to the driver; after an error, all is as it was."""
-    present = [memory for lane in lanes for memory in lane.memory(False)]
-    if not present:
-        return
-    _check_host(lanes)
-    try:
-        for lane in lanes:
-            lane.target.wait()
-        for memory in present:
-            memory.suspend()
-    except BaseException:
-        for memory in present:
-            with contextlib.suppress(Exception):  # it has memory of the host, which works too
-                memory.resume()
-        raise
+    if present := [memory for lane in lanes for memory in lane.memory(False)]:
+        _check_host(lanes)
+        _change(lanes, present, methodcaller("suspend"), methodcaller("resume"))
 
 
 def resume(lanes: Sequence[DeviceLane]) -> None:
     """Take memory for all lanes again; after an error, all is as it was."""
-    away = [memory for lane in lanes for memory in lane.memory(True)]
-    if not away:
-        return
-    _check_room(lanes)
+    if away := [memory for lane in lanes for memory in lane.memory(True)]:
+        _check_room(lanes)
+        _change(lanes, away, methodcaller("resume"), methodcaller("suspend"))
+
+
+def _change(
+    lanes: Sequence[DeviceLane],
+    memories: Sequence[object],
+    change: Callable[[object], object],
+    undo: Callable[[object], object],
+) -> None:
+    """Change each memory, when the devices have no more work; undo all after an error."""
     try:
         for lane in lanes:
             lane.target.wait()
-        for memory in away:
-            memory.resume()
+        for memory in memories:
+            change(memory)
     except BaseException:
-        for memory in away:
-            with contextlib.suppress(Exception):  # it is on the device already, which works too
-                memory.suspend()
+        for memory in memories:
+            with contextlib.suppress(Exception):  # as it is, it works too
+                undo(memory)
         raise
 
 
