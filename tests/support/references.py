@@ -34,7 +34,7 @@ USE_NUMPY = {
     *("buffer array", "array of other type", "dlpack to a consumer"),
     *("numpy copy of much", "numpy copy of much, again", "numpy copy in place of another"),
     *("clear the results", "asarray of numbers", "asarray of a buffer on a device"),
-    *("asarray of an array", "words as an array", "a ragged list"),
+    *("asarray of an array", "words as an array", "a ragged list", "numpy_allocator"),
 }
 FAULTS = {
     "each call failing": (LAUNCH_FAILED, False),
