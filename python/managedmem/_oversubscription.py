@@ -41,7 +41,8 @@ def warn_of_places(places: list[tuple[int, int, int]]) -> None:
     """Warn of devices that are to hold more than they have: of (address, bytes, device)."""
     by_device = defaultdict(list)
     for start, nbytes, device in places:
-        by_device[device].append((start, start + nbytes))
+        if nbytes < _ADDRESSES:
+            by_device[device].append((start, start + nbytes))
     totals = _device_memory()
     for device, ranges in by_device.items():
         asked = _union(ranges)

@@ -78,6 +78,18 @@ def test_what_fits_is_no_warning(act):
     assert run(f"print(warned(lambda: {act}))") == "[]\n"
 
 
+def test_what_the_driver_refuses_is_an_error_and_no_warning():
+    assert run(
+        """
+        import pytest
+        def allocate(**options):
+            with pytest.raises(MemoryError):
+                managedmem.empty(1 << 50, **options)
+        print(warned(allocate), warned(lambda: allocate(policy=policy, prefetch=ZERO)))
+        """
+    ) == ("[] []\n")
+
+
 def test_the_text_has_the_sums():
     assert run("print(*warned(lambda: managedmem.prefetch([half, other], ONE)))") == (
         "Device(1) is to hold 19,922,944 bytes of managed memory, and has 16,777,216 in all: "
