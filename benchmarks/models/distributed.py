@@ -39,6 +39,7 @@ LEAST = 5.0  # seconds with which a contender still begins
 SPARE = 20.0  # seconds that are left for a contender which may be missing
 ROUNDS = 5
 STEPS = 4
+PARTS = {"ours, an eighth": 8, "ours, a quarter": 4, "ours, a half": 2}  # of the state, as budgets
 
 
 @dataclass(frozen=True)
@@ -422,7 +423,7 @@ def sharded(rank: Rank, kind: str) -> Found:
     handle = None
     if kind.startswith("ours"):
         state = 2 * sum(each.to_local().nbytes for each in model.parameters())
-        budget = max(state // (4 if kind == "ours, a quarter" else 8), 1)
+        budget = max(state // PARTS[kind], 1)
         handle = ours.offload_optimizer(optimizer, budget=budget, device=managed_device(rank))
     ids = words(rank, max(int(8 * place.share), 1), 2048)
     steps, before = {"fused": (2, 1), "one thread": (1, 1)}.get(kind, (STEPS, 2))
@@ -436,7 +437,7 @@ def sharded(rank: Rank, kind: str) -> Found:
 
 def shards(course: Course) -> Iterator[Row]:
     """1.1 billion parameters; the budget is a part of the state of AdamW."""
-    kinds = {kind: kind for kind in ("resident", "ours, an eighth", "ours, a quarter")}
+    kinds = {kind: kind for kind in ("resident", *PARTS)}
     kinds["CPUOffloadPolicy"] = "fused"
     works = {name: Contender(partial(sharded, kind=kind)) for name, kind in kinds.items()}
     contest = Contest(f"fully_shard, {size_of(course)}", works, ("resident",))
