@@ -106,6 +106,8 @@ del _repr_html_
 
 if _environ.get("MANAGEDMEM_NVTX", "") not in ("", "0"):
     from managedmem import _nvtx as _nvtx
+if _environ.get("MANAGEDMEM_TOP", "") not in ("", "0"):
+    from managedmem import _top_server as _top_server
 
 
 def __dir__() -> list[str]:

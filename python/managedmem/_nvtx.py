@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from managedmem._interpreter import is_main
 from managedmem._managedmem import ManagedBuffer, _Frames
 from managedmem._working_group import WorkingGroup, WorkingUse
 from managedmem._working_set import _GroupSet
@@ -57,20 +58,9 @@ def _of_nvidia() -> _Library | None:
     return _Library(lambda name: push(attributes(name)), pop, lambda name: mark(attributes(name)))
 
 
-def _is_main() -> bool:
-    """True in the main interpreter: in others, the import of torch may never end."""
-    try:
-        c = import_module("ctypes")
-    except ImportError:  # in others with a GIL of their own, for Python 3.12
-        return False
-    get, number = c.pythonapi.PyInterpreterState_Get, c.pythonapi.PyInterpreterState_GetID
-    get.restype, number.restype, number.argtypes = c.c_void_p, c.c_int64, [c.c_void_p]
-    return bool(number(get()) == 0)
-
-
 def _of_torch() -> _Library | None:
-    """torch's functions, which know no domains."""
-    if not _is_main() or find_spec("torch") is None:
+    """torch's functions, which know no domains. In other interpreters its import may never end."""
+    if not is_main() or find_spec("torch") is None:
         return None
     torch = import_module("torch")
     if not torch.backends.cuda.is_built():
@@ -97,7 +87,7 @@ def _chosen() -> _Library | None:
         raise ValueError(f'{_VARIABLE} must be "0" or "1", got "{value}"')
     library = _of_nvidia() or _of_torch()
     if library is None:
-        text = _MISSING if _is_main() else _TAKEN
+        text = _MISSING if is_main() else _TAKEN
         warnings.warn(text, RuntimeWarning, stacklevel=4)  # at the import of the package
     return library
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -38,6 +39,8 @@ SOURCES = ("auto", "kernel", "emulator")
 LAST = "end"
 """The label of the slice behind the last mark."""
 FORKED = "the trace belongs to the process that started it, not to a forked child"
+before_start: AbstractContextManager[object] = nullcontext()
+"""Entered for each start: ends the recording of ``_top_server``, which puts it here."""
 
 
 class TracePart(TraceView):
@@ -258,7 +261,8 @@ class Trace(TracePart):
                 raise RuntimeError("a trace is used once: managedmem.trace() makes another")
             self._check_driver()
             try:
-                self._recorder.start(wait=not self._would_end_a_capture())
+                with before_start:
+                    self._recorder.start(wait=not self._would_end_a_capture())
                 self._process = os.getpid()
             finally:
                 if not self._process:  # an interrupt came in between

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import managedmem
-from managedmem._cli import demo, info, script
+from managedmem._cli import demo, info, script, top
 from managedmem._cli.output import program_name, readers_may_stop
 from managedmem._trace_ranks import merge
 
@@ -21,29 +21,40 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
         "show the driver, its devices, and what managed memory can do here",
     ),
 }
-MERGE = "make one file for Perfetto of those of several ranks"
 TRACE = "run a Python program and show which managed memory moved, and why"
+
+
+def add_merge_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``merge`` to its parser."""
+    command.add_argument("target", metavar="TARGET", help="the file to write")
+    meaning = "a file of trace --chrome, or of to_chrome_trace()"
+    command.add_argument("files", metavar="FILE", nargs="+", help=meaning)
+
+
+WITHOUT_DRIVER: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "top": (top.add_arguments, "show the managed memory of a running process and its moves, live"),
+    "merge": (add_merge_arguments, "make one file for Perfetto of those of several ranks"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    top = argparse.ArgumentParser(
+    whole = argparse.ArgumentParser(
         prog=program_name(),
         description="CUDA managed memory for Python.",
         epilog="Without an option, the environment variable MANAGEDMEM_DRIVER names the driver: "
         "cuda, emulator, or the path of a library.",
     )
     version = f"managedmem {managedmem.__version__}"
-    top.add_argument("--version", action="version", version=version)
-    texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE, "merge": MERGE}
+    whole.add_argument("--version", action="version", version=version)
+    texts = {name: text for name, (_, text) in COMMANDS.items()} | {"trace": TRACE}
+    texts |= {name: text for name, (_, text) in WITHOUT_DRIVER.items()}
     metavar = f"{{{','.join(texts)}}}"
-    commands = top.add_subparsers(dest="command", required=True, metavar=metavar)
+    commands = whole.add_subparsers(dest="command", required=True, metavar=metavar)
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if name == "merge":  # which needs no driver
-            command.add_argument("target", metavar="TARGET", help="the file to write")
-            meaning = "a file of trace --chrome, or of to_chrome_trace()"
-            command.add_argument("files", metavar="FILE", nargs="+", help=meaning)
+        if name in WITHOUT_DRIVER:
+            WITHOUT_DRIVER[name][0](command)
             continue
         driver = command.add_mutually_exclusive_group()
         for choice, meaning in (("cuda", "the CUDA driver"), ("emulator", "the emulated driver")):
@@ -59,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
         if name == "demo":
             meaning = "also draw the bars into a file, such as faults.png, with matplotlib"
             command.add_argument("--plot", metavar="FILE", help=meaning)
-    return top
+    return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,6 +94,8 @@ def reported(options: argparse.Namespace) -> int:
             merge(options.files, options.target)
             print(f"written: {options.target}")
             return 0
+        if options.command == "top":
+            return top.run(options)
         return COMMANDS[options.command][0](options)
     except BrokenPipeError:
         raise

@@ -1,0 +1,212 @@
+"""The processes that ``top`` can show, and their numbers: answers of a server, or mapped memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from managedmem._cli.output import program_name
+from managedmem._cli.text import printable
+from managedmem._top_socket import address_of, peer_of
+from managedmem._units import label_text
+
+MANAGED = "/dev/nvidia-uvm"
+"""The file whose mappings are managed memory."""
+MOST_REASON = 1000
+"""A reason of a process is cut to so many characters, none of which a terminal acts on."""
+PATIENCE = 10.0
+"""Seconds for an answer."""
+START = "start it with MANAGEDMEM_TOP=1 in its environment, which `import managedmem` reads"
+UNSEEN = (
+    "its memory is listed by address, as the system maps it. Moves cannot be seen so: for moves, "
+    f"faults and names, {START}"
+)
+
+
+class SourceError(ValueError):
+    """A sentence on a process that cannot be shown, with advice."""
+
+
+class Ended(Exception):
+    """The process has ended, or its thread that serves."""
+
+
+class Source(Protocol):
+    """Gives the numbers of a process."""
+
+    def read(self) -> dict[str, Any]:
+        """The numbers now, as a server answers. Raises Ended, or SourceError."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+def command_of(process: int) -> str:
+    """The command line of a process; empty if it cannot be read."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            words = file.read().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return printable(b" ".join(words).decode(errors="surrogateescape"))
+
+
+# --- processes that serve -----------------------------------------------------------------
+
+
+class Served:
+    """A process that was started with MANAGEDMEM_TOP=1. Raises OSError if it is none."""
+
+    def __init__(self, process: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(PATIENCE)
+        try:
+            self._socket.connect(address_of(process))
+            self._check_peer(process)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._process = process
+
+    def close(self) -> None:
+        """End the connection, and with the last one the recording of the process."""
+        self._socket.close()
+
+    def _check_peer(self, process: int) -> None:
+        """Any process can take the name of the socket: the kernel says whose it is."""
+        found, user = peer_of(self._socket)
+        if found != process or user != owner_of(process):
+            raise SourceError(
+                f"the socket of process {process} belongs to process {found} of user {user}: its "
+                "answers would not be those of the process"
+            )
+
+    def read(self) -> dict[str, Any]:
+        try:
+            self._socket.sendall(b"\n")
+            line = b""
+            while not line.endswith(b"\n") and (more := self._socket.recv(1 << 16)):
+                line += more
+        except TimeoutError:
+            raise SourceError(
+                f"process {self._process} has not answered for {PATIENCE:.0f} s: it is stopped, or "
+                "keeps the GIL"
+            ) from None
+        except OSError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise Ended
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            reason = label_text(answer["error"], MOST_REASON)
+            raise SourceError(f"process {self._process} cannot read its memory: {reason}")
+        return answer
+
+
+def serving() -> list[int]:
+    """The processes that answer at their sockets and that this user may read, without this one."""
+    found = []
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if process == os.getpid() or os.geteuid() not in (0, owner_of(process)):
+            continue
+        with contextlib.suppress(OSError, SourceError):
+            Served(process).close()
+            found.append(process)
+    return found
+
+
+# --- mapped memory ------------------------------------------------------------------------
+
+
+class Mapped:
+    """A process that does not serve: the mappings of the module's file."""
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+
+    def read(self) -> dict[str, Any]:
+        try:
+            rows = list(self._rows())
+        except (FileNotFoundError, ProcessLookupError):
+            raise Ended from None
+        except PermissionError:
+            raise SourceError(
+                f"the system does not let this user read the mappings of process {self._process}: "
+                f"run {program_name()} top as root, or {START}"
+            ) from None
+        total = {"nbytes": sum(row["nbytes"] for row in rows), "living": len(rows)}
+        head = {"version": 1, "pid": self._process, "time": time.monotonic(), "total": total}
+        rows.sort(key=lambda row: -row["nbytes"])
+        return {**head, "kept": [], "live": rows, "left_out": 0, "moves": None, "reason": UNSEEN}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each mapping; Rss are the bytes in the page tables of the host."""
+        row: dict[str, Any] | None = None
+        with open(f"/proc/{self._process}/smaps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                words = line.split(maxsplit=5)
+                if row is not None and words[0] == "Rss:":
+                    yield {**row, "on_host": int(words[1]) * 1024}
+                    row = None
+                elif len(words) == 6 and words[5].rstrip("\n") == MANAGED:
+                    start, end = (int(text, 16) for text in words[0].split("-"))
+                    row = {"label": f"{start:#x}", "nbytes": end - start, "resource": "mapped"}
+                    row |= {"device": None, "address": start, "allocated_at": None}
+
+
+# --- the choice ---------------------------------------------------------------------------
+
+
+def owner_of(process: int) -> int | None:
+    """The user of a process, None if there is no such process."""
+    try:
+        return os.stat(f"/proc/{process}").st_uid
+    except OSError:
+        return None
+
+
+def only_serving() -> int:
+    """The only process that serves. Raises SourceError for none and for several."""
+    found = serving()
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SourceError(
+            f"no process of this user serves its numbers: {START}, or name one that maps managed "
+            f"memory: {program_name()} top PID"
+        )
+    lines = "".join(f"\n  {process}  {label_text(command_of(process), 60)}" for process in found)
+    raise SourceError(f"{len(found)} processes serve their numbers: name one of them{lines}")
+
+
+def source_of(process: int) -> Source:
+    """The numbers of a process. Raises SourceError with a sentence if there are none."""
+    user = owner_of(process)
+    if user is None:
+        raise SourceError(f"there is no process {process}")
+    if os.geteuid() not in (0, user):
+        raise SourceError(
+            f"process {process} belongs to user {user}: its user and root can show it, and you are "
+            f"user {os.geteuid()}"
+        )
+    try:
+        return Served(process)
+    except OSError:
+        mapped = Mapped(process)
+    try:
+        is_managed = bool(mapped.read()["live"])
+    except Ended:
+        raise SourceError(f"process {process} has ended") from None
+    if not is_managed:
+        raise SourceError(
+            f"process {process} neither serves its numbers nor maps managed memory: {START}"
+        )
+    return mapped

@@ -1,0 +1,208 @@
+"""Serves the numbers of this process to ``managedmem top``, on a Unix socket for its user.
+
+The package imports this module only with MANAGEDMEM_TOP=1: without the variable there is no thread
+and no socket. A line of a client is a request; each gets a line of JSON.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+import tracemalloc
+import warnings
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from managedmem import _trace
+from managedmem._interpreter import is_main
+from managedmem._managedmem import Device
+from managedmem._memory_stats import LiveMemory, live, memory_stats
+from managedmem._top_moves import Moves
+from managedmem._top_socket import address_of, peer_of
+
+VARIABLE = "MANAGEDMEM_TOP"
+_MOST_ROWS = 1000
+_PATIENCE = 2.0
+"""Seconds for a client to take an answer; others wait meanwhile."""
+
+
+# --- the numbers --------------------------------------------------------------------------
+
+
+def _ordinal(device: Device | None) -> int | None:
+    return None if device is None else device.device_id
+
+
+class Numbers:
+    """The answer to a request."""
+
+    def __init__(self) -> None:
+        self.moves = Moves()
+        self._sites: dict[int, str | None] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The memory of this package and its moves, for JSON, or the error of the driver."""
+        head = {"version": 1, "pid": os.getpid(), "time": time.monotonic()}
+        try:
+            stats, memories = memory_stats(), live()
+        except Exception as error:  # answered, because a thread that ends answers no one
+            return {**head, "error": " ".join(f"{type(error).__name__}: {error}".split())}
+        kept = [{"device": _ordinal(d), **each._asdict()} for d, each in stats.kept.items()]
+        return {
+            **head,
+            "total": stats.total._asdict(),
+            "kept": kept,
+            "live": self._rows(memories[:_MOST_ROWS]),
+            "left_out": len(memories[_MOST_ROWS:]),
+            **self.moves.read(),
+        }
+
+    def _rows(self, memories: list[LiveMemory]) -> list[dict[str, Any]]:
+        self._find_sites(memories)
+        return [
+            {
+                "label": each.label,
+                "nbytes": each.nbytes,
+                "resource": each.resource,
+                "device": _ordinal(each.device),
+                "address": each.address,
+                "allocated_at": self._sites.get(each.serial),
+            }
+            for each in memories
+        ]
+
+    def _find_sites(self, memories: list[LiveMemory]) -> None:
+        """Find the allocations in Python, where tracemalloc runs, once for each memory."""
+        if not tracemalloc.is_tracing() or all(each.serial in self._sites for each in memories):
+            return
+        try:
+            found = {each.serial: each.traceback for each in live(tracebacks=True)}
+        except RuntimeError:  # tracemalloc has ended meanwhile
+            return
+        self._sites = {n: str(frames[-1]) if frames else None for n, frames in found.items()}
+
+
+# --- the server ---------------------------------------------------------------------------
+
+
+class Server:
+    """A socket, and a daemon thread that answers its clients."""
+
+    def __init__(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.bind(address_of(os.getpid()))
+            self._listener.listen()
+        except OSError:
+            self._listener.close()
+            raise
+        self._numbers = Numbers()
+        self._clients: list[socket.socket] = []
+        _trace.before_start = self._numbers.moves
+        self._thread = threading.Thread(target=self._serve, name="managedmem-top", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        # The program's threads get the signals.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with selectors.PollSelector() as selector:  # which has no file that a child would inherit
+            selector.register(self._listener, selectors.EVENT_READ)
+            try:
+                while self._serve_once(selector):
+                    pass
+            finally:
+                self.abandon()
+                self._numbers.moves.end()
+
+    def _serve_once(self, selector: selectors.BaseSelector) -> bool:
+        """Wait for clients and serve each that has come; False at the end."""
+        for key, _ in selector.select():
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is self._listener:
+                if not self._accept(selector):
+                    return False
+            elif not self._answer(key.fileobj):
+                self._drop(key.fileobj, selector)
+        return True
+
+    def _accept(self, selector: selectors.BaseSelector) -> bool:
+        """Take a client of this user, or of root; False at the end."""
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return False
+        if peer_of(client)[1] not in (0, os.geteuid()):
+            client.close()
+            return True
+        client.settimeout(_PATIENCE)
+        self._clients.append(client)
+        selector.register(client, selectors.EVENT_READ)
+        return True
+
+    def _answer(self, client: socket.socket) -> bool:
+        """Answer the requests that have come; False if the client has gone, or does not read."""
+        try:
+            requests = client.recv(64).count(b"\n")
+            for _ in range(requests):
+                client.sendall(json.dumps(self._numbers.read()).encode() + b"\n")
+        except OSError:
+            return False
+        return requests > 0
+
+    def _drop(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
+        selector.unregister(client)
+        self._clients.remove(client)
+        client.close()
+        if not self._clients:
+            self._numbers.moves.end()
+
+    def abandon(self) -> None:
+        """Close the sockets: at the end, and those of the parent in a forked child."""
+        for each in (self._listener, *self._clients):
+            each.close()
+
+    def stop(self) -> None:
+        """End the thread, while the driver is still usable."""
+        with suppress(OSError):  # the thread has ended before
+            self._listener.shutdown(socket.SHUT_RDWR)  # accept() fails
+        self._thread.join(_PATIENCE)
+
+
+_server: Server | None = None
+
+
+def _start() -> None:
+    global _server  # noqa: PLW0603
+    try:
+        _server = Server()
+    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can start
+        text = f"{VARIABLE}=1: managedmem top cannot show this process: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _start_again() -> None:
+    """In a forked child: serve its numbers in place of the parent's."""
+    global _server
+    if _server is not None:
+        _server.abandon()
+        _server, _trace.before_start = None, nullcontext()  # the lock may be taken
+        _start()
+
+
+def _stop() -> None:
+    if _server is not None:
+        _server.stop()
+
+
+if (_value := os.environ[VARIABLE]) != "1":
+    raise ValueError(f'{VARIABLE} must be "0" or "1", got "{_value}"')
+if is_main():
+    _start()
+    os.register_at_fork(after_in_child=_start_again)
+    atexit.register(_stop)
