@@ -35,7 +35,7 @@ allocate(size_t size)
     CUdeviceptr allocation;
     mm_status st;
 
-    CHECK(mm_allocate_pages(world.cu, size, &allocation, &st) == allocation);
+    CHECK(mm_allocate_pages(world.cu, size, CU_MEM_ATTACH_GLOBAL, &allocation, &st) == allocation);
     return allocation;
 }
 

@@ -519,6 +519,11 @@ OPERATIONS = {
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),
         faults=PAGES + 5,
     ),
+    "attach": Operation(
+        lambda w: w.b.attach("single", stream=w.stream), "ManagedBuffer.attach", faults=2
+    ),
+    "attach to the host": Operation(lambda w: w.b.attach("host")),
+    "empty for the host": Operation(lambda w: w.keep(managedmem.empty(SIZE, attach="host"))),
     "empty with a prefetch": Operation(
         lambda w: w.keep(managedmem.empty(SIZE, prefetch=ZERO)), faults=2
     ),
