@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -90,6 +91,48 @@ drain(mm_uvm_queue *queue)
         }
     }
     return found;
+}
+
+/* --- files of other processes ------------------------------------------------------------- */
+
+/* A child that keeps the file open until the pipe closes. */
+static pid_t
+start_holder(int file, int pipe_ends[2])
+{
+    pid_t child;
+    char byte;
+
+    CHECK_EQUAL(pipe(pipe_ends), 0);
+    child = fork();
+    if (child == 0) {
+        (void)close(pipe_ends[1]);
+        (void)!read(pipe_ends[0], &byte, 1);
+        _exit(file < 0);
+    }
+    return child;
+}
+
+TEST(files_of_another_process_are_shared)
+{
+    char path[] = "/tmp/managedmem-XXXXXX";
+    int file = mkstemp(path), pipe_ends[2], files[MOST], status;
+    pid_t child = start_holder(file, pipe_ends);
+    mm_status st;
+
+    CHECK_EQUAL(write(file, "abc", 3), 3);
+    (void)close(file); /* the child has it alone */
+    CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), 1);
+    CHECK_EQUAL(lseek(files[0], 0, SEEK_CUR), 3);
+    (void)close(files[0]);
+    CHECK_EQUAL(mm_uvm_files_of(child, "/nowhere", files, MOST, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK(strstr(st.detail, "has no open file of /nowhere") != NULL);
+    (void)close(pipe_ends[1]);
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), -1);
+    CHECK(strstr(st.detail, "No such process") != NULL);
+    (void)close(pipe_ends[0]);
+    (void)unlink(path);
 }
 
 /* --- records ------------------------------------------------------------------------------ */
