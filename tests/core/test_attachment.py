@@ -324,7 +324,36 @@ class TestHostViews:
         assert waits() == ["all"]
         """)
 
-    def test_do_not_end_a_capture_of_the_stream(self):
+    def test_take_no_legacy_stream_for_that_of_another_context(self):
+        run("""
+        from driver import destroy_context, make_context
+        def contexts(act):
+            "The waits of a host view, and for the context of the caller or a primary one."
+            with emulator.recording() as calls:
+                act()
+            found, pushed = [], False
+            for call in calls:
+                pushed = {"cuCtxPushCurrent": True, "cuCtxPopCurrent": False}.get(call.name, pushed)
+                if call.name in ("cuStreamSynchronize", "cuCtxSynchronize"):
+                    found.append((call.name, "primary" if pushed else "current"))
+            return found
+        view = lambda: memoryview(buf).release()
+        everything = [("cuCtxSynchronize", "current"), ("cuCtxSynchronize", "primary")]
+        buf.attach("host")
+        theirs = make_context()
+        assert contexts(view) == [("cuStreamSynchronize", "primary")]
+        assert contexts(view) == []
+        own = Stream()
+        for unseen in (None, int(own.handle), 2):
+            buf.attach("host", stream=unseen)
+            assert contexts(view) == contexts(view) == everything, unseen
+        buf.attach("host", stream=own)
+        assert waits() == [own.handle] and waits() == []
+        own.close()
+        destroy_context(theirs)
+        """)
+
+    def test_do_not_end_a_capture(self):
         run("""
         from driver import CAPTURE_RELAXED, capturing
         buf.attach("single", stream=stream)
@@ -332,6 +361,12 @@ class TestHostViews:
             assert "graph" in refusal(mm.CUDAError, lambda: memoryview(buf))
         assert running.result == 0
         assert waits() == [stream.handle]
+        for more in ({"stream": 2}, {}):  # waits for all devices
+            buf.attach("global", **more)
+            with capturing(other, CAPTURE_RELAXED) as running:
+                assert "before the capture" in refusal(mm.CUDAError, lambda: memoryview(buf))
+            assert running.result == 0
+            assert waits() == ["all"]
         """)
 
     def test_are_not_there_while_the_memory_is_closed(self):
@@ -357,7 +392,7 @@ class TestFailures:
         run("""
         buf.attach("single", stream=stream)
         live = emulator.live()
-        for function in ("cuStreamGetCtx", "cuStreamIsCapturing"):
+        for function in ("cuStreamGetCtx", "cuCtxGetDevice", "cuStreamIsCapturing"):
             for to in ("global", "host", "single"):
                 emulator.fail(function, code=719)
                 assert function in refusal(mm.CUDAError, lambda: buf.attach(to, stream=other))
@@ -380,11 +415,19 @@ class TestFailures:
 
     def test_of_a_wait_come_again(self):
         run("""
-        buf.attach("host", stream=stream)
-        emulator.fail("cuStreamSynchronize", code=719)
-        refusal(mm.CUDAError, lambda: memoryview(buf))
-        emulator.clear_failures()
-        assert waits() == [stream.handle] and waits() == []
+        calls = ("cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing", "cuStreamSynchronize")
+        for function in calls:
+            buf.attach("host", stream=stream)
+            emulator.fail(function, code=719)
+            assert function in refusal(mm.CUDAError, lambda: memoryview(buf))
+            emulator.clear_failures()
+            assert waits() == [stream.handle] and waits() == []
+        buf.attach("global")
+        for function in ("cuStreamIsCapturing", "cuCtxSynchronize"):
+            emulator.fail(function, code=719)
+            assert function in refusal(mm.CUDAError, lambda: memoryview(buf))
+            emulator.clear_failures()
+            assert waits() == waits() == ["all"]
         """)
 
     def test_of_an_allocation_leave_nothing(self):

@@ -13,7 +13,8 @@
 typedef struct {
     CUmemAttach_flags to; /* the host or a stream; 0: every device */
     bool in_force; /* to the host, and the stream has reached it */
-    int device; /* of the legacy stream; MM_ANY_DEVICE for other streams that nothing keeps */
+    int device; /* whose primary context has the stream; MM_ANY_DEVICE for another context */
+    bool legacy; /* the stream is the legacy one of its context */
     mm_stream *shared; /* keeps the stream; or NULL */
     uint64_t serial; /* how many there have been */
 } mm_attachment;
