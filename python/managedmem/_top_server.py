@@ -7,6 +7,7 @@ and no socket. A line of a client is a request; each gets a line of JSON.
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import selectors
@@ -30,6 +31,10 @@ VARIABLE = "MANAGEDMEM_TOP"
 _MOST_ROWS = 1000
 _PATIENCE = 2.0
 """Seconds for a client to take an answer; others wait meanwhile."""
+_PAUSE = 0.1
+"""Seconds between attempts to take a client while the system refuses."""
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+"""Refusals that end, as of a process that has opened too many files."""
 
 
 # --- the numbers --------------------------------------------------------------------------
@@ -91,22 +96,29 @@ class Numbers:
 # --- the server ---------------------------------------------------------------------------
 
 
+def _file_of(each: socket.socket) -> tuple[int, int]:
+    found = os.fstat(each.fileno())
+    return found.st_dev, found.st_ino
+
+
 class Server:
     """A socket, and a daemon thread that answers its clients."""
 
     def __init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._numbers = Numbers()
+        self._clients: list[socket.socket] = []
+        self._files = {self._listener: _file_of(self._listener)}
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._serve, name="managedmem-top", daemon=True)
         try:
             self._listener.bind(address_of(os.getpid()))
             self._listener.listen()
-        except OSError:
+            _trace.before_start = self._numbers.moves
+            self._thread.start()
+        except (OSError, RuntimeError):  # RuntimeError: no thread can start
             self._listener.close()
             raise
-        self._numbers = Numbers()
-        self._clients: list[socket.socket] = []
-        _trace.before_start = self._numbers.moves
-        self._thread = threading.Thread(target=self._serve, name="managedmem-top", daemon=True)
-        self._thread.start()
 
     def _serve(self) -> None:
         # The program's threads get the signals.
@@ -124,10 +136,12 @@ class Server:
         """Wait for clients and serve each that has come; False at the end."""
         for key, _ in selector.select():
             assert isinstance(key.fileobj, socket.socket)
+            if not self._is_open(self._listener):
+                return False
             if key.fileobj is self._listener:
                 if not self._accept(selector):
                     return False
-            elif not self._answer(key.fileobj):
+            elif not self._is_open(key.fileobj) or not self._answer(key.fileobj):
                 self._drop(key.fileobj, selector)
         return True
 
@@ -135,12 +149,16 @@ class Server:
         """Take a client of this user, or of root; False at the end."""
         try:
             client, _ = self._listener.accept()
-        except OSError:
-            return False
+        except OSError as error:
+            if self._is_stopped or error.errno not in _PASSING:
+                return False
+            time.sleep(_PAUSE)
+            return True
         if peer_of(client)[1] not in (0, os.geteuid()):
             client.close()
             return True
         client.settimeout(_PATIENCE)
+        self._files[client] = _file_of(client)
         self._clients.append(client)
         selector.register(client, selectors.EVENT_READ)
         return True
@@ -158,18 +176,36 @@ class Server:
     def _drop(self, client: socket.socket, selector: selectors.BaseSelector) -> None:
         selector.unregister(client)
         self._clients.remove(client)
-        client.close()
+        self._close(client)
+        del self._files[client]
         if not self._clients:
             self._numbers.moves.end()
 
     def abandon(self) -> None:
         """Close the sockets: at the end, and those of the parent in a forked child."""
         for each in (self._listener, *self._clients):
+            self._close(each)
+
+    def _is_open(self, each: socket.socket) -> bool:
+        """False if the program has closed the file, as daemons do: its number may be another's."""
+        with suppress(OSError):
+            return _file_of(each) == self._files.get(each)
+        return False
+
+    def _close(self, each: socket.socket) -> None:
+        if self._is_open(each):
             each.close()
+        else:
+            each.detach()
 
     def stop(self) -> None:
         """End the thread, while the driver is still usable."""
-        with suppress(OSError):  # the thread has ended before
+        self._is_stopped = True
+        if not self._is_open(self._listener):  # nothing wakes a thread that waits for it
+            self._numbers.moves.end()
+            self.abandon()
+            return
+        with suppress(OSError):  # the thread has ended meanwhile
             self._listener.shutdown(socket.SHUT_RDWR)  # accept() fails
         self._thread.join(_PATIENCE)
 
@@ -181,7 +217,7 @@ def _start() -> None:
     global _server  # noqa: PLW0603
     try:
         _server = Server()
-    except (OSError, RuntimeError) as error:  # RuntimeError: no thread can start
+    except (OSError, RuntimeError) as error:
         text = f"{VARIABLE}=1: managedmem top cannot show this process: {error}"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 

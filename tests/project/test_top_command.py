@@ -373,6 +373,65 @@ def serving_child(process):
         time.sleep(0.01)
 
 
+def test_a_process_that_ran_out_of_files_serves_again(start, watch):
+    program = start()
+    first = watch(program.pid)
+    program.do("import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]")
+    program.do("resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(address_of(program.pid))  # which is refused once, and waits
+        assert first.read()["pid"] == program.pid
+        program.do("resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))")
+        client.sendall(b"\n")
+        assert client.recv(9) == b'{"version'
+    assert program.end() == (0, "")
+
+
+def test_a_process_that_can_start_no_thread_keeps_no_socket():
+    done = run_python(
+        """
+        import gc, os, threading, warnings
+        def start(thread): raise RuntimeError("can't start new thread")
+        threading.Thread.start = start
+        os.environ["MANAGEDMEM_TOP"] = "1"
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            import managedmem
+            gc.collect()
+        print([str(each.message) for each in found])
+        """
+    )
+    text = "MANAGEDMEM_TOP=1: managedmem top cannot show this process: can't start new thread"
+    assert done.stdout == f"{[text]}\n"
+
+
+OTHER_FILES = """
+os.closerange(3, 64)
+files = [open(sys.executable, 'rb', buffering=0) for _ in range(16)]
+def are_open(*unused):
+    assert all(each.read(1) for each in files)
+"""
+
+
+@pytest.mark.parametrize("act", ["connect", "fork", "exit"])
+def test_files_with_the_numbers_of_its_sockets_stay_open(start, act):
+    """A daemon closes all files."""
+    program = start(MEMORY + OTHER_FILES)
+    began = time.monotonic()
+    if act == "connect":
+        with pytest.raises((top_source.Ended, ConnectionRefusedError)):
+            with contextlib.closing(top_source.Served(program.pid)) as source:
+                source.read()
+    elif act == "fork":
+        program.do("child = os.fork() or (are_open(), os._exit(0))")
+        program.do("assert os.waitpid(child, 0)[1] == 0")
+    program.do("are_open()", "import atexit, managedmem._top_server as server")
+    program.do("atexit.unregister(server._stop)", "atexit.register(are_open)")
+    program.do("atexit.register(server._stop)")  # runs before
+    assert program.end() == (0, "")
+    assert act != "exit" or time.monotonic() - began < 2  # the end waits for nothing
+
+
 def test_a_subinterpreter_does_not_serve():
     done = run_python(
         """
