@@ -1,5 +1,6 @@
 """``python -m managedmem top``: the numbers of another process, as text, JSON and a page."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -7,6 +8,7 @@ import pty
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ import pytest
 
 import managedmem
 from managedmem import Device, Host
-from managedmem._cli import top_source, top_view, top_watch
+from managedmem._cli import top, top_source, top_view, top_watch
 from managedmem._managedmem import _Watch
 from managedmem._top_socket import address_of
 from programs import run_python
@@ -104,8 +106,8 @@ def watch():
         source.close()
 
 
-def run(*arguments, user=None):
-    env = {**os.environ, "PYTHONPATH": PARENT}
+def run(*arguments, user=None, **environment):
+    env = {**os.environ, "PYTHONPATH": PARENT, **environment}
     return subprocess.run(
         [*TOP, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60, user=user
     )
@@ -469,6 +471,28 @@ def test_json_has_a_line_for_each_view(start):
     assert last["version"] == 1 and last["pid"] == program.pid and last["sums"]["lost"] == 0
 
 
+def test_a_stop_of_the_command_leaves_views_out(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(top.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(top.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(top, "View", lambda *answers: now[0])
+
+    class Source:
+        def read(self):
+            now[0] += 1000 if now[0] == 2 else 0.25  # the third is late
+
+    shown = top.views(Source(), 1, 6)
+    assert list(shown) == [0.25, 1.25, 1002, 1002.25, 1003.25, 1004.25]
+
+
+def test_names_that_the_encoding_lacks_are_escaped(start):
+    program = start("import sys, managedmem; b = managedmem.empty(1, name=chr(0x4e00) * 2)")
+    for form in ([], ["--json"]):
+        done = run(program.pid, "--count", 1, *form, PYTHONIOENCODING="latin-1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert r"\u4e00\u4e00" in done.stdout
+
+
 def test_the_only_process_needs_no_number(start, monkeypatch):
     program, second = start(), start()
     mine = {program.pid, second.pid}
@@ -596,12 +620,13 @@ def test_a_terminal_shows_tables_without_rich(start):
 
 
 @pytest.fixture
-def page(start):
-    """The program, and the address of its page."""
+def page(start, tmp_path):
+    """The program, and the address of its page. The errors of the command are in a file."""
     program = start()
     command = [*TOP, str(program.pid), "--web", "--interval", "0.1"]
     env = {**os.environ, "PYTHONPATH": PARENT}
-    shown = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE)
+    with open(tmp_path / "errors", "w") as errors:
+        shown = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=errors)
     address = shown.stdout.readline().strip()
     yield program, address
     shown.kill()
@@ -630,6 +655,17 @@ def test_the_page_is_for_this_machine_and_this_user(page):
     view = json.loads(get(address + "view.json")[1])
     assert [row[0] for row in view["rows"]] == ["weights", "<b>other</b>", "total"]
     assert len({len(row) for row in [view["heads"], *view["rows"]]}) == 1
+
+
+def test_a_page_that_is_closed_early_is_no_fault(page, tmp_path):
+    _, address = page
+    host, port = address.split("/")[2].split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"GET ")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert get(address)[0] == 200
+    assert (tmp_path / "errors").read_text() == ""
 
 
 def test_a_port_that_is_taken_is_an_error(start):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import math
 import sys
@@ -104,17 +105,20 @@ def views(source: Source, interval: float, count: int | None) -> Iterator[View]:
     """A view now and one after each interval, ``count`` of them. Raises Ended at the end."""
     before = None
     shown = 0
-    start = time.monotonic()
+    due = time.monotonic()
     while count is None or shown < count:
-        time.sleep(max(0.0, start + shown * interval - time.monotonic()))
+        time.sleep(max(0.0, due - time.monotonic()))
         now = source.read()
         yield View(now, before)
         before = now
         shown += 1
+        due = max(due + interval, time.monotonic())  # missed ones, as of a stop, do not follow
 
 
 def run(options: argparse.Namespace) -> int:
     """Show a process until it or the count ends; return the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names can have any character
     process = options.process or only_serving()
     source = source_of(process)
     form: contextlib.AbstractContextManager[Show]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from typing import Any
 
 from managedmem._cli.top_view import View
 
@@ -36,6 +38,11 @@ class Server(ThreadingHTTPServer):
         self.folder = f"/{secrets.token_urlsafe(16)}/"
         self.page = files("managedmem").joinpath("data/top.html").read_bytes()
         self.view = b"null"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write nothing for a page that is closed in the middle of an answer."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
