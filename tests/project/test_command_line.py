@@ -111,6 +111,13 @@ def test_a_command_without_a_reader_ends_silently(commands, name):
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize("name", ["demo", "info", "help", "trace"])
+def test_a_command_whose_output_was_closed_ends_silently(commands, name):
+    words = shlex.join(map(str, [*MODULE, *commands[name]]))
+    done = run("sh", "-c", f"{words} >&-")
+    assert done.returncode == 0 and "Error" not in done.stderr
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_traced_program_without_a_reader_ends_silently(commands, stream):
     reading, writing = os.pipe()

@@ -35,7 +35,12 @@ def flushed(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def readers_may_stop() -> Iterator[None]:
-    """End the process silently with status 1 when the reader of stdout has read enough."""
+    """End the process silently with status 1 when the reader of stdout has read enough.
+
+    A stdout that the shell has closed is one that nobody reads.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         try:
             yield
