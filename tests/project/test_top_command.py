@@ -562,6 +562,15 @@ def test_other_users_see_nothing(start, watch):
     assert watch(program.pid).read()["pid"] == program.pid
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_that_has_become_another_user_is_shown(start, watch, monkeypatch):
+    program = start()
+    program.do("os.setuid(65534)")
+    assert watch(program.pid).read()["pid"] == program.pid
+    monkeypatch.setattr(top_source, "owner_of", lambda process: 65534)
+    assert watch(program.pid).read()["pid"] == program.pid
+
+
 def test_a_process_of_another_user_is_named(start, monkeypatch):
     program = start()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -78,9 +78,12 @@ class Served:
         self._socket.close()
 
     def _check_peer(self, process: int) -> None:
-        """Any process can take the name of the socket: the kernel says whose it is."""
+        """Any process can take the name of the socket: the kernel says whose it is.
+
+        The user is that of the beginning: root in a process that has become another user since.
+        """
         found, user = peer_of(self._socket)
-        if found != process or user != owner_of(process):
+        if found != process or user not in (0, owner_of(process)):
             raise SourceError(
                 f"the socket of process {process} belongs to process {found} of user {user}: its "
                 "answers would not be those of the process"
