@@ -378,6 +378,7 @@ def serving_child(process):
 def test_a_process_that_ran_out_of_files_serves_again(start, watch):
     program = start()
     first = watch(program.pid)
+    first.read()  # it has been taken
     program.do("import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]")
     program.do("resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
