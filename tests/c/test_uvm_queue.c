@@ -14,6 +14,7 @@
 #include "driver/uvm_queue.h"
 #include "memory/allocation.h"
 #include "trace/uvm_records.h"
+#include "trace/watch.h"
 #include "world.h"
 
 enum { PAGE = 4096, BLOCK = 2 << 20, COUNT = 4096, MOST = 100 };
@@ -437,6 +438,31 @@ TEST(a_forked_child_forgets_its_parents_queue)
     CHECK_EQUAL(drain(&queue).count[MM_UVM_HOST_FAULT], BLOCK / PAGE);
     release(a);
     mm_uvm_queue_close(&queue);
+}
+
+TEST(a_watch_reads_no_more_events_than_it_has_room_for)
+{
+    enum { ROOM = 2 };
+    mm_event events[ROOM + 1] = {0};
+    mm_status st;
+    mm_watch *watch = mm_watch_start(world.cu, getpid(), &st);
+    CUdeviceptr a = allocate(BLOCK);
+    size_t total = 0, count;
+
+    CHECK(watch != NULL);
+    store(a, BLOCK);
+    prefetch(a, BLOCK, to_first);
+    do {
+        count = mm_watch_read(watch, events, ROOM);
+        CHECK(count <= ROOM);
+        CHECK_EQUAL(events[ROOM].start, 0);
+        total += count;
+    } while (count == ROOM);
+    CHECK_EQUAL(total, BLOCK / PAGE + 1);
+    CHECK_EQUAL(mm_watch_read_report(watch).lost, 0);
+    CHECK_EQUAL(mm_watch_read_report(watch).rejected, 0);
+    release(a);
+    mm_watch_free(watch);
 }
 
 /* Files are known by their whole path: another one of that length is none of the module's. */
