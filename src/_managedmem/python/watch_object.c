@@ -140,7 +140,7 @@ watch_close(PyObject *op, PyObject *Py_UNUSED(none))
     Py_BEGIN_ALLOW_THREADS
     end_watch(watch_of(op));
     Py_END_ALLOW_THREADS
-    return Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef watch_methods[] = {
