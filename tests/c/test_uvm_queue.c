@@ -124,7 +124,8 @@ TEST(files_of_another_process_are_shared)
     (void)close(file); /* the child has it alone */
     CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), 1);
     CHECK_EQUAL(lseek(files[0], 0, SEEK_CUR), 3);
-    (void)close(files[0]);
+    mm_uvm_files_close(files, 1);
+    CHECK_EQUAL(fcntl(files[0], F_GETFD), -1);
     CHECK_EQUAL(mm_uvm_files_of(child, "/nowhere", files, MOST, &st), -1);
     CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
     CHECK(strstr(st.detail, "has no open file of /nowhere") != NULL);

@@ -128,6 +128,14 @@ mm_uvm_files_of(pid_t process, const char *device, int *files, int most, mm_stat
     return taken > 0 ? taken : count;
 }
 
+void
+mm_uvm_files_close(const int *files, int count)
+{
+    for (int i = 0; i < count; i++) {
+        (void)close(files[i]);
+    }
+}
+
 /* --- the emulated driver's ---------------------------------------------------------------- */
 
 /* Object and function pointers need not be convertible in ISO C, so the bytes are copied. */

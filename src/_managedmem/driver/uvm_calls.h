@@ -24,4 +24,6 @@ MM_NODISCARD int mm_uvm_calls_find(const mm_driver *cu, mm_uvm_calls *calls, mm_
 MM_NODISCARD int mm_uvm_files_of(pid_t process, const char *device, int *files, int most,
                                  mm_status *st);
 
+void mm_uvm_files_close(const int *files, int count);
+
 #endif

@@ -73,12 +73,14 @@ mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_f
         return -1;
     }
     rc = find_device(cu, &stream.device, st);
+    /* For other threads the call and the record are one step. */
     mm_operation_lock_take(&turn);
     rc = rc < 0 ? -1 : attach_in_scope(cu, allocation, to, stream.handle, &called, st);
     if (called && !cu->concurrent_access) {
         before = record(a, rc == 0 ? to : CU_MEM_ATTACH_GLOBAL, stream, shared);
     }
     mm_operation_lock_release(&turn);
+    /* Freeing the earlier stream enters a scope of its own. */
     mm_scope_leave(&scope);
     if (before != NULL) {
         mm_stream_drop(before);

@@ -2,7 +2,6 @@
 #include "watch.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "uvm_records.h"
 
@@ -83,8 +82,6 @@ mm_watch_free(mm_watch *w)
         return;
     }
     mm_uvm_queue_close(&w->queue);
-    for (int i = 0; i < w->file_count; i++) {
-        (void)close(w->files[i]);
-    }
+    mm_uvm_files_close(w->files, w->file_count);
     free(w);
 }
