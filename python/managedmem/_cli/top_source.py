@@ -7,12 +7,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from managedmem._cli.output import program_name
 from managedmem._cli.text import printable
-from managedmem._cli.top_watch import MappedMoves
 from managedmem._top_socket import address_of, peer_of
 from managedmem._units import label_text
 
@@ -24,7 +23,8 @@ PATIENCE = 10.0
 """Seconds for an answer."""
 START = "start it with MANAGEDMEM_TOP=1 in its environment, which `import managedmem` reads"
 UNSEEN = (
-    f"for moves, faults and names, {START}. Its memory is listed by address, as the system maps it"
+    "its memory is listed by address, as the system maps it. Moves cannot be seen so: for moves, "
+    f"faults and names, {START}"
 )
 
 
@@ -127,19 +127,10 @@ def serving() -> list[int]:
 
 
 class Mapped:
-    """A process that does not serve: the mappings of the module's file, and the module's events."""
+    """A process that does not serve: the mappings of the module's file."""
 
     def __init__(self, process: int) -> None:
         self._process = process
-        self._moves: MappedMoves | None = None
-        self._unseen: str | None = None
-
-    def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record the events too, if the system lets this user. The rows are the mappings of now."""
-        try:
-            self._moves = MappedMoves(self._process, rows)
-        except (OSError, RuntimeError) as error:
-            self._unseen = f"{error}: {UNSEEN}"
 
     def read(self) -> dict[str, Any]:
         try:
@@ -154,13 +145,10 @@ class Mapped:
         total = {"nbytes": sum(row["nbytes"] for row in rows), "living": len(rows)}
         head = {"version": 1, "pid": self._process, "time": time.monotonic(), "total": total}
         rows.sort(key=lambda row: -row["nbytes"])
-        head |= {"kept": [], "live": rows, "left_out": 0, "moves": None, "reason": self._unseen}
-        return {**head, **self._moves.read(rows)} if self._moves is not None else head
+        return {**head, "kept": [], "live": rows, "left_out": 0, "moves": None, "reason": UNSEEN}
 
     def close(self) -> None:
-        """End the recording."""
-        if self._moves is not None:
-            self._moves.close()
+        """Nothing is open."""
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each mapping; Rss are the bytes in the page tables of the host."""
@@ -217,12 +205,11 @@ def source_of(process: int) -> Source:
     except OSError:
         mapped = Mapped(process)
     try:
-        rows = mapped.read()["live"]
+        is_managed = bool(mapped.read()["live"])
     except Ended:
         raise SourceError(f"process {process} has ended") from None
-    if not rows:
+    if not is_managed:
         raise SourceError(
             f"process {process} neither serves its numbers nor maps managed memory: {START}"
         )
-    mapped.watch(rows)
     return mapped
