@@ -279,3 +279,10 @@ def schedule_of_a_fixture(request):
 
 def test_processes_of_a_wide_fixture_do_not_depend_on_the_test_before(schedule_of_a_fixture):
     assert schedule_of_a_fixture == "eager"
+
+
+def test_a_program_behind_the_return_of_a_helper_is_refused():
+    helper = "    def two():\n        return 2\n"
+    with pytest.raises(AssertionError, match="this never runs"):
+        run_python(helper + "        assert two() == 3\n")
+    assert run_python(helper + "    print(two())\n").stdout == "2\n"

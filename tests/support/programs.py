@@ -3,6 +3,8 @@
 A program has tests/support on its path, and the schedule of the test that starts it.
 """
 
+import ast
+import itertools
 import json
 import os
 import re
@@ -56,11 +58,31 @@ def run_python(code, *, driver="emulator", emulator=None, check=True, patience=P
         options.append(f"schedule={schedule_of_subprocesses}")
     if emulator is not None or options:
         env["MANAGEDMEM_EMULATOR"] = ",".join(options)
-    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
-    done = run_program(command, env, patience)
+    code = textwrap.dedent(code)
+    assert not behind_an_end(code), with_lines("this never runs", code)
+    done = run_program([sys.executable, "-X", "faulthandler", "-c", code], env, patience)
     if check:
-        assert done.returncode == 0, done.stdout + with_lines(done.stderr, textwrap.dedent(code))
+        assert done.returncode == 0, done.stdout + with_lines(done.stderr, code)
     return done
+
+
+def behind_an_end(code):
+    """The statements behind a `return` or `raise` of their block.
+
+    Two texts of different indentation become one function when they are joined after a `def`.
+    """
+    try:
+        blocks = [getattr(node, "body", []) for node in ast.walk(ast.parse(code))]
+    except SyntaxError:  # which the program is about, or shows itself
+        return []
+    ends = ast.Return, ast.Raise, ast.Continue, ast.Break
+    return [
+        later
+        for block in blocks
+        if isinstance(block, list)
+        for one, later in itertools.pairwise(block)
+        if isinstance(one, ends)
+    ]
 
 
 def with_lines(text, code):
