@@ -9,7 +9,8 @@ from managedmem._call_site import caller
 TEXT = (
     "a device of this system has no concurrent_managed_access: the host must not touch managed "
     "memory while a device works, or the operating system ends the process. Synchronize before "
-    "each access, as buf.numpy() does; prefetches, and advice that names a device, do not work"
+    "each access, as buf.numpy() does, or attach() the memory; prefetches, and advice that names a "
+    "device, do not work"
 )
 
 

@@ -24,7 +24,7 @@ from managedmem._managedmem import (
 from managedmem._narrow_floats import is_narrow, numpy_type, pack
 
 if TYPE_CHECKING:
-    from managedmem._managedmem import _Location
+    from managedmem._managedmem import _Location, _NewAttachment
 
 _CODES = {
     "bool": "?",
@@ -83,11 +83,12 @@ def _pack(value: Any, dtype: DType) -> bytes:
 
 
 class _Memory(NamedTuple):
-    """The arguments name, policy and prefetch of a new buffer."""
+    """The arguments name, policy, prefetch and attach of a new buffer."""
 
     name: str | None
     policy: MigrationPolicy | None
     prefetch: Device | Host | None
+    attach: _NewAttachment
 
     def writing_device(self) -> Device | None:
         """The device that writes the first contents; None for the host."""
@@ -98,11 +99,13 @@ class _Memory(NamedTuple):
 
 
 def _memory(
-    name: str | None, policy: MigrationPolicy | None, prefetch: _Location | None
+    name: str | None,
+    policy: MigrationPolicy | None,
+    prefetch: _Location | None,
+    attach: _NewAttachment,
 ) -> _Memory:
-    if prefetch is None:
-        return _Memory(name, policy, None)
-    return _Memory(name, policy, MigrationPolicy.prefer(prefetch).preferred_location)
+    place = None if prefetch is None else MigrationPolicy.prefer(prefetch).preferred_location
+    return _Memory(name, policy, place, attach)
 
 
 # --- writing -------------------------------------------------------------------------------
@@ -164,7 +167,14 @@ def _made(
     """
     device = memory.writing_device()
     place = device if memory.prefetch is None else memory.prefetch
-    buffer = empty(shape, dtype, name=memory.name, policy=memory.policy, prefetch=place)
+    buffer = empty(
+        shape,
+        dtype,
+        name=memory.name,
+        policy=memory.policy,
+        prefetch=place,
+        attach=memory.attach,
+    )
     if buffer.nbytes == 0:
         return buffer
     by_device = is_copied or device is not None
@@ -325,6 +335,7 @@ def zeros(
     name: str | None = None,
     policy: MigrationPolicy | None = None,
     prefetch: _Location | None = None,
+    attach: _NewAttachment = "global",
 ) -> ManagedBuffer:
     """Allocate managed memory for an array and fill it with 0.
 
@@ -339,7 +350,7 @@ def zeros(
     cuStreamSynchronize.
     """
     wanted = DType("uint8" if dtype is None else dtype)
-    memory = _memory(name, policy, prefetch)
+    memory = _memory(name, policy, prefetch, attach)
     return _made(shape, wanted, memory, lambda buffer, by_device: _fill(buffer, by_device, b"\0"))
 
 
@@ -351,6 +362,7 @@ def full(
     name: str | None = None,
     policy: MigrationPolicy | None = None,
     prefetch: _Location | None = None,
+    attach: _NewAttachment = "global",
 ) -> ManagedBuffer:
     """Allocate managed memory for an array and fill it with a number.
 
@@ -369,6 +381,8 @@ def full(
         The advice that the memory has from the start.
     prefetch : Device or Host, optional
         Where the pages are when the default stream has come to this call.
+    attach : str
+        "global" or "host", as for empty().
 
     The value is converted as Python converts it: 1.5 is 1 as an int. The memory is filled where it
     will live, and complete when the call returns, as in zeros().
@@ -381,7 +395,7 @@ def full(
     _check_number(fill_value)
     wanted = DType(getattr(fill_value, "dtype", type(fill_value)) if dtype is None else dtype)
     pattern = _pack(fill_value, wanted)
-    memory = _memory(name, policy, prefetch)
+    memory = _memory(name, policy, prefetch, attach)
     return _made(shape, wanted, memory, lambda buffer, by_device: _fill(buffer, by_device, pattern))
 
 
@@ -393,6 +407,7 @@ def asarray(
     name: str | None = None,
     policy: MigrationPolicy | None = None,
     prefetch: _Location | None = None,
+    attach: _NewAttachment = "global",
 ) -> ManagedBuffer:
     """Bring an array into managed memory.
 
@@ -406,15 +421,17 @@ def asarray(
     dtype : str, NumPy or torch dtype, Python type, optional
         The element type. None keeps the type that NumPy gives the array.
     copy : bool, optional
-        None returns a ManagedBuffer itself, without a copy, if name and policy are None and dtype
-        is None or its own. True always copies. False never copies, and raises ValueError where a
-        copy is needed.
+        None returns a ManagedBuffer itself, without a copy, if name and policy are None, attach is
+        "global" and dtype is None or its own. True always copies. False never copies, and raises
+        ValueError where a copy is needed.
     name : str, optional
         The name of the buffer, as ManagedBuffer.name has it.
     policy : MigrationPolicy, optional
         The advice that the memory has from the start.
     prefetch : Device or Host, optional
         As for full(). A ManagedBuffer that is returned itself is prefetched too.
+    attach : str
+        "global" or "host", as for empty().
 
     The contents are copied to where the memory will live: if ``prefetch`` is, or else the policy
     prefers, a device, the pages are prefetched there first; otherwise the host writes them. The
@@ -430,16 +447,17 @@ def asarray(
     cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemcpyAsync, cuStreamSynchronize.
     """
     same = isinstance(a, ManagedBuffer) and (dtype is None or a.dtype == DType(dtype))
-    if same and not copy and name is None and policy is None:
+    if same and not copy and name is None and policy is None and attach == "global":
         kept: ManagedBuffer = a
         if prefetch is not None:
             kept.prefetch(prefetch)
         return kept
     if copy is False:
         raise ValueError(
-            "copy=False allows only a ManagedBuffer of the same dtype, without name and policy"
+            "copy=False allows only a ManagedBuffer of the same dtype, without name, policy and "
+            "attach"
         )
-    return _from_any(a, dtype, _memory(name, policy, prefetch))
+    return _from_any(a, dtype, _memory(name, policy, prefetch, attach))
 
 
 def empty_like(
@@ -450,6 +468,7 @@ def empty_like(
     name: str | None = None,
     policy: MigrationPolicy | None = None,
     prefetch: _Location | None = None,
+    attach: _NewAttachment = "global",
 ) -> ManagedBuffer:
     """Allocate managed memory for an array like another one, with undefined contents.
 
@@ -461,7 +480,7 @@ def empty_like(
         Another element type.
     shape : int or sequence of int, optional
         Another shape.
-    name, policy, prefetch
+    name, policy, prefetch, attach
         As for empty().
 
     Raises TypeError for an object without shape or dtype, and as empty() does. Safe from every
@@ -474,4 +493,4 @@ def empty_like(
         raise TypeError(
             f"empty_like() needs an object with shape and dtype, got {type(prototype).__name__}"
         ) from None
-    return empty(shape, dtype, name=name, policy=policy, prefetch=prefetch)
+    return empty(shape, dtype, name=name, policy=policy, prefetch=prefetch, attach=attach)

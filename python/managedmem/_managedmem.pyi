@@ -209,6 +209,7 @@ _DType: TypeAlias = str | type[Any] | _NumPyDType | _TorchDType
 _Flag: TypeAlias = bool | bool_
 _Dispatch: TypeAlias = Literal["auto", "batch", "loop"]
 _Unsupported: TypeAlias = Literal["raise", "skip"]
+_NewAttachment: TypeAlias = Literal["global", "host"]
 _Advice: TypeAlias = Literal[
     "set_read_mostly",
     "unset_read_mostly",
@@ -386,6 +387,7 @@ class ManagedMemoryResource:
         name: str | None = None,
         policy: MigrationPolicy | None = None,
         prefetch: _Location | None = None,
+        attach: _NewAttachment = "global",
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -442,6 +444,7 @@ class DeviceMemoryResource:
         name: str | None = None,
         policy: MigrationPolicy | None = None,
         prefetch: _Location | None = None,
+        attach: _NewAttachment = "global",
     ) -> ManagedBuffer: ...
     def deallocate(
         self,
@@ -631,6 +634,9 @@ class ManagedBuffer(_HostMemory):
         defer: _Flag | None = None,
         unsupported: _Unsupported,
     ) -> int | None: ...
+    def attach(
+        self, to: Literal["global", "host", "single"], *, stream: _Stream | None = None
+    ) -> None: ...
     def copy_from(
         self,
         src: _Target,
@@ -983,6 +989,12 @@ class Recorder:
     def clock(self) -> tuple[int, int, int, int]: ...
     def report(self) -> _RecorderReport: ...
 
+@final
+class _Watch:
+    def __new__(cls, process: SupportsIndex) -> Self: ...
+    def read(self) -> tuple[bytes, int, int]: ...
+    def close(self) -> None: ...
+
 # --- functions ----------------------------------------------------------------------------
 
 @overload
@@ -1110,6 +1122,7 @@ def empty(
     name: str | None = None,
     policy: MigrationPolicy | None = None,
     prefetch: _Location | None = None,
+    attach: _NewAttachment = "global",
 ) -> ManagedBuffer: ...
 def is_managed(x: _Target) -> bool: ...
 def _driver_info() -> _DriverInfo: ...

@@ -331,7 +331,7 @@ TEST(unaligned_allocations_get_whole_pages)
     cu.MemFree = free_shifted;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         size_t whole = (sizes[i] + page - 1) / page * page;
-        start = mm_allocate_pages(&cu, sizes[i], &allocation, &st);
+        start = mm_allocate_pages(&cu, sizes[i], CU_MEM_ATTACH_GLOBAL, &allocation, &st);
         CHECK(start != 0);
         CHECK_EQUAL(start % page, 0);
         CHECK(start >= allocation && start + whole <= allocation + allocated_size);
@@ -340,7 +340,7 @@ TEST(unaligned_allocations_get_whole_pages)
         CHECK_EQUAL(world.live_allocations(), live);
     }
     world.fail("cuMemAllocManaged", 2, CUDA_ERROR_OUT_OF_MEMORY, 0);
-    CHECK_EQUAL(mm_allocate_pages(&cu, 1, &allocation, &st), 0);
+    CHECK_EQUAL(mm_allocate_pages(&cu, 1, CU_MEM_ATTACH_GLOBAL, &allocation, &st), 0);
     CHECK_EQUAL(st.code, CUDA_ERROR_OUT_OF_MEMORY);
     CHECK_EQUAL(world.live_allocations(), live);
     world.fail_clear();

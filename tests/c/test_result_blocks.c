@@ -15,7 +15,7 @@ allocate(size_t size)
     mm_range range = {.size = size};
     mm_status st;
 
-    range.start = mm_allocate_pages(world.cu, size, &range.allocation, &st);
+    range.start = mm_allocate_pages(world.cu, size, CU_MEM_ATTACH_GLOBAL, &range.allocation, &st);
     CHECK(range.start != 0);
     return range;
 }

@@ -52,7 +52,7 @@ make_pair(pair *p, mm_pool *pool, CUmemLocation first, CUmemLocation second)
     for (int i = 0; i < 2; i++) {
         p->memory[i] = pool != NULL && i == 0
                            ? mm_memory_allocate_from(world.cu, pool, SIZE, NULL, NULL, &st)
-                           : mm_memory_allocate(world.cu, SIZE, &st);
+                           : mm_memory_allocate(world.cu, SIZE, CU_MEM_ATTACH_GLOBAL, &st);
         CHECK(p->memory[i] != NULL);
         p->batch.transfers[i] = (mm_transfer){
             {p->memory[i]->start, SIZE, atomic_load(&p->memory[i]->allocation)}, location[i]};

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include "driver/uvm_queue.h"
 #include "memory/allocation.h"
 #include "trace/uvm_records.h"
+#include "trace/watch.h"
 #include "world.h"
 
 enum { PAGE = 4096, BLOCK = 2 << 20, COUNT = 4096, MOST = 100 };
@@ -35,7 +37,7 @@ allocate(size_t size)
     CUdeviceptr allocation;
     mm_status st;
 
-    CHECK(mm_allocate_pages(world.cu, size, &allocation, &st) == allocation);
+    CHECK(mm_allocate_pages(world.cu, size, CU_MEM_ATTACH_GLOBAL, &allocation, &st) == allocation);
     return allocation;
 }
 
@@ -90,6 +92,49 @@ drain(mm_uvm_queue *queue)
         }
     }
     return found;
+}
+
+/* --- files of other processes ------------------------------------------------------------- */
+
+/* A child that keeps the file open until the pipe closes. */
+static pid_t
+start_holder(int file, int pipe_ends[2])
+{
+    pid_t child;
+    char byte;
+
+    CHECK_EQUAL(pipe(pipe_ends), 0);
+    child = fork();
+    if (child == 0) {
+        (void)close(pipe_ends[1]);
+        (void)!read(pipe_ends[0], &byte, 1);
+        _exit(file < 0);
+    }
+    return child;
+}
+
+TEST(files_of_another_process_are_shared)
+{
+    char path[] = "/tmp/managedmem-XXXXXX";
+    int file = mkstemp(path), pipe_ends[2], files[MOST], status;
+    pid_t child = start_holder(file, pipe_ends);
+    mm_status st;
+
+    CHECK_EQUAL(write(file, "abc", 3), 3);
+    (void)close(file); /* the child has it alone */
+    CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), 1);
+    CHECK_EQUAL(lseek(files[0], 0, SEEK_CUR), 3);
+    mm_uvm_files_close(files, 1);
+    CHECK_EQUAL(fcntl(files[0], F_GETFD), -1);
+    CHECK_EQUAL(mm_uvm_files_of(child, "/nowhere", files, MOST, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK(strstr(st.detail, "has no open file of /nowhere") != NULL);
+    (void)close(pipe_ends[1]);
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), -1);
+    CHECK(strstr(st.detail, "No such process") != NULL);
+    (void)close(pipe_ends[0]);
+    (void)unlink(path);
 }
 
 /* --- records ------------------------------------------------------------------------------ */
@@ -394,6 +439,31 @@ TEST(a_forked_child_forgets_its_parents_queue)
     CHECK_EQUAL(drain(&queue).count[MM_UVM_HOST_FAULT], BLOCK / PAGE);
     release(a);
     mm_uvm_queue_close(&queue);
+}
+
+TEST(a_watch_reads_no_more_events_than_it_has_room_for)
+{
+    enum { ROOM = 2 };
+    mm_event events[ROOM + 1] = {0};
+    mm_status st;
+    mm_watch *watch = mm_watch_start(world.cu, getpid(), &st);
+    CUdeviceptr a = allocate(BLOCK);
+    size_t total = 0, count;
+
+    CHECK(watch != NULL);
+    store(a, BLOCK);
+    prefetch(a, BLOCK, to_first);
+    do {
+        count = mm_watch_read(watch, events, ROOM);
+        CHECK(count <= ROOM);
+        CHECK_EQUAL(events[ROOM].start, 0);
+        total += count;
+    } while (count == ROOM);
+    CHECK_EQUAL(total, BLOCK / PAGE + 1);
+    CHECK_EQUAL(mm_watch_read_report(watch).lost, 0);
+    CHECK_EQUAL(mm_watch_read_report(watch).rejected, 0);
+    release(a);
+    mm_watch_free(watch);
 }
 
 /* Files are known by their whole path: another one of that length is none of the module's. */

@@ -64,7 +64,7 @@ open_driver(const char *path)
     mm_status st;
 
     world_open(path);
-    CHECK(mm_allocate_pages(world.cu, 1, &allocation, &st) != 0);
+    CHECK(mm_allocate_pages(world.cu, 1, CU_MEM_ATTACH_GLOBAL, &allocation, &st) != 0);
     CHECK_OK(mm_free(world.cu, allocation, &st), &st);
 }
 

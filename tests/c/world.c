@@ -88,7 +88,7 @@ mm_memory *
 world_allocate(size_t size)
 {
     mm_status st;
-    mm_memory *memory = mm_memory_allocate(world.cu, size, &st);
+    mm_memory *memory = mm_memory_allocate(world.cu, size, CU_MEM_ATTACH_GLOBAL, &st);
 
     CHECK(memory != NULL);
     return memory;

@@ -114,6 +114,7 @@ MAKERS = {
     "AppliedPolicy": lambda b: MigrationPolicy.prefer(Host()).applied([b, memoryview(b)]),
     "PageRun": lambda b: b.page_runs(),
     "Recorder": lambda b: managedmem._managedmem.Recorder(),
+    "_Watch": lambda b: managedmem._managedmem._Watch(os.getpid()),
     "DType": lambda b: (b.dtype, managedmem.typing.DType("f4"), b.dtype == "f4", b.dtype == "f3"),
 }
 # Further ways to make and drop objects of those types.

@@ -127,6 +127,7 @@ ON_CLOSED_STREAMS = {
         lambda w, s: managedmem.copy([w.a, w.b], [w.c, w.large[: w.a.size]], stream=s)
     ),
     "copy on a closed stream": on_closed_stream(lambda w, s: w.a.copy_from(w.b, stream=s)),
+    "attach on a closed stream": on_closed_stream(lambda w, s: w.a.attach("host", stream=s)),
     "fill on a closed stream": on_closed_stream(lambda w, s: w.a.fill(1, stream=s)),
     "numpy on a closed stream": on_closed_stream(lambda w, s: w.a.numpy(s)),
     "prefetch of many on a closed stream": on_closed_stream(

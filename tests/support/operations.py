@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import operator
+import os
 import types
 
 import numpy
@@ -43,6 +44,7 @@ from world import (
 )
 
 Recorder = managedmem._managedmem.Recorder
+_Watch = managedmem._managedmem._Watch
 FOREIGN = bytearray(4 * PAGE)
 
 
@@ -103,6 +105,15 @@ def record_once():
 
 def drop_a_recorder(w):
     Recorder().start()
+
+
+def watch(w):
+    """The events of a process, here of this one."""
+    watched = _Watch(os.getpid())
+    w.a.prefetch(ONE)
+    events, lost, rejected = watched.read()
+    watched.close()
+    assert len(events) % 48 == 0 and not lost and not rejected
 
 
 # The calls before a copy to page-locked memory, which is ordinary memory where one of them fails.
@@ -459,6 +470,7 @@ OPERATIONS = {
         faults=8,
     ),
     "a recording dropped": Operation(drop_a_recorder, prepare=lambda w: record_once(), faults=3),
+    "a watch": Operation(watch, "_Watch _Watch.read _Watch.close", may_change=MOVES),
     # Contents.
     "fill": Operation(lambda w: w.a.fill(7), "ManagedBuffer.fill", may_change=WRITES),
     "fill two bytes": Operation(lambda w: w.a.fill(b"ab", stream=w.stream), may_change=WRITES),
@@ -519,6 +531,11 @@ OPERATIONS = {
         lambda w: w.keep(ManagedMemoryResource().allocate(SIZE, policy=EVERYTHING)),
         faults=PAGES + 5,
     ),
+    "attach": Operation(
+        lambda w: w.b.attach("single", stream=w.stream), "ManagedBuffer.attach", faults=2
+    ),
+    "attach to the host": Operation(lambda w: w.b.attach("host")),
+    "empty for the host": Operation(lambda w: w.keep(managedmem.empty(SIZE, attach="host"))),
     "empty with a prefetch": Operation(
         lambda w: w.keep(managedmem.empty(SIZE, prefetch=ZERO)), faults=2
     ),

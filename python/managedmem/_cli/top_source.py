@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from managedmem._cli.output import program_name
 from managedmem._cli.text import printable
+from managedmem._cli.top_watch import MappedMoves
 from managedmem._top_socket import address_of, peer_of
 from managedmem._units import label_text
 
@@ -23,8 +24,7 @@ PATIENCE = 10.0
 """Seconds for an answer."""
 START = "start it with MANAGEDMEM_TOP=1 in its environment, which `import managedmem` reads"
 UNSEEN = (
-    "its memory is listed by address, as the system maps it. Moves cannot be seen so: for moves, "
-    f"faults and names, {START}"
+    f"for moves, faults and names, {START}. Its memory is listed by address, as the system maps it"
 )
 
 
@@ -127,10 +127,19 @@ def serving() -> list[int]:
 
 
 class Mapped:
-    """A process that does not serve: the mappings of the module's file."""
+    """A process that does not serve: the mappings of the module's file, and the module's events."""
 
     def __init__(self, process: int) -> None:
         self._process = process
+        self._moves: MappedMoves | None = None
+        self._unseen: str | None = None
+
+    def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record the events too, if the system lets this user. The rows are the mappings of now."""
+        try:
+            self._moves = MappedMoves(self._process, rows)
+        except (OSError, RuntimeError) as error:
+            self._unseen = f"{error}: {UNSEEN}"
 
     def read(self) -> dict[str, Any]:
         try:
@@ -145,10 +154,13 @@ class Mapped:
         total = {"nbytes": sum(row["nbytes"] for row in rows), "living": len(rows)}
         head = {"version": 1, "pid": self._process, "time": time.monotonic(), "total": total}
         rows.sort(key=lambda row: -row["nbytes"])
-        return {**head, "kept": [], "live": rows, "left_out": 0, "moves": None, "reason": UNSEEN}
+        head |= {"kept": [], "live": rows, "left_out": 0, "moves": None, "reason": self._unseen}
+        return {**head, **self._moves.read(rows)} if self._moves is not None else head
 
     def close(self) -> None:
-        """Nothing is open."""
+        """End the recording."""
+        if self._moves is not None:
+            self._moves.close()
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each mapping; Rss are the bytes in the page tables of the host."""
@@ -205,11 +217,12 @@ def source_of(process: int) -> Source:
     except OSError:
         mapped = Mapped(process)
     try:
-        is_managed = bool(mapped.read()["live"])
+        rows = mapped.read()["live"]
     except Ended:
         raise SourceError(f"process {process} has ended") from None
-    if not is_managed:
+    if not rows:
         raise SourceError(
             f"process {process} neither serves its numbers nor maps managed memory: {START}"
         )
+    mapped.watch(rows)
     return mapped

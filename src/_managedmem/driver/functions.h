@@ -61,6 +61,7 @@
     X(StreamGetCtx, 9020)                     \
     X(StreamGetId, 12000)                     \
     X(StreamWaitEvent, 3020)                  \
+    X(StreamAttachMemAsync, 6000)             \
     X(EventCreate, 2000)                      \
     X(EventRecord, 2000)                      \
     X(EventQuery, 2000)                       \

@@ -1,17 +1,23 @@
-/* uvm_calls.c: the system calls behind event queues, and the process's open files of the
- * module. */
+/* uvm_calls.c: the system calls behind event queues, and the open files of the module, of this process
+ * and of others. */
 #include "uvm_calls.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "uvm_abi.h"
+
+/* Equal on all architectures; the headers of old systems lack them. */
+enum { PIDFD_OPEN = 434, PIDFD_GETFD = 438 };
 
 /* --- the kernel's ------------------------------------------------------------------------- */
 
@@ -40,32 +46,94 @@ system_close(int file)
 }
 
 static bool
-is_module_file(int folder, const char *name)
+is_file_of(const char *device, int folder, const char *name)
 {
-    char path[sizeof MM_UVM_DEVICE + 1];
+    char path[PATH_MAX];
     ssize_t length = folder >= 0 ? readlinkat(folder, name, path, sizeof path) : -1;
 
-    return length == (ssize_t)sizeof MM_UVM_DEVICE - 1
-           && memcmp(path, MM_UVM_DEVICE, sizeof MM_UVM_DEVICE - 1) == 0;
+    return length == (ssize_t)strlen(device) && memcmp(path, device, (size_t)length) == 0;
+}
+
+/* -1 with errno if the folder of a process's files cannot be read. */
+static int
+list_files(const char *folder_path, const char *device, int *files, int most)
+{
+    DIR *folder = opendir(folder_path);
+    int count = 0;
+
+    if (folder == NULL) {
+        return -1;
+    }
+    for (struct dirent *entry; count < most && (entry = readdir(folder)) != NULL;) {
+        if (is_file_of(device, dirfd(folder), entry->d_name)) {
+            files[count++] = (int)strtol(entry->d_name, NULL, 10);
+        }
+    }
+    (void)closedir(folder);
+    return count;
 }
 
 /* The CUDA driver opens the device; only the kernel's list of files shows its descriptor. */
 static int
 system_files(int *files, int most)
 {
-    DIR *folder = opendir("/proc/self/fd");
-    int count = 0;
+    int count = list_files("/proc/self/fd", MM_UVM_DEVICE, files, most);
 
-    if (folder == NULL) {
-        return 0;
+    return count < 0 ? 0 : count;
+}
+
+/* --- another process's files -------------------------------------------------------------- */
+
+static int
+fail_process(mm_status *st, pid_t process, int error)
+{
+    const char *reason = strerror(error);
+
+    if (error == EPERM || error == EACCES) {
+        reason =
+            "this user may not trace it: be root, or set /proc/sys/kernel/yama/ptrace_scope to 0";
+    } else if (error == ENOSYS) {
+        reason = "this kernel has no call for it, which Linux has from 5.6 on";
     }
-    for (struct dirent *entry; count < most && (entry = readdir(folder)) != NULL;) {
-        if (is_module_file(dirfd(folder), entry->d_name)) {
-            files[count++] = (int)strtol(entry->d_name, NULL, 10);
+    (void)mm_fail(st, MM_TRACE_UNAVAILABLE, "the files of process %ld cannot be shared: %s",
+                  (long)process, reason);
+    st->code = error;
+    return -1;
+}
+
+int
+mm_uvm_files_of(pid_t process, const char *device, int *files, int most, mm_status *st)
+{
+    char folder[32];
+    int handle = (int)syscall(PIDFD_OPEN, process, 0), count, taken = 0;
+
+    if (handle < 0) {
+        return fail_process(st, process, errno);
+    }
+    (void)snprintf(folder, sizeof folder, "/proc/%ld/fd", (long)process);
+    count = list_files(folder, device, files, most);
+    for (int i = 0; i < count; i++) {
+        int file = (int)syscall(PIDFD_GETFD, handle, files[i], 0);
+        if (file >= 0) {
+            files[taken++] = file; /* at or before i */
         }
     }
-    (void)closedir(folder);
-    return count;
+    if (taken == 0 && count != 0) {
+        count = fail_process(st, process, errno);
+    } else if (count == 0) {
+        count = mm_fail(st, MM_TRACE_UNAVAILABLE, "process %ld has no open file of %s",
+                        (long)process, device);
+    }
+    (void)close(handle);
+    return taken > 0 ? taken : count;
+}
+
+void
+mm_uvm_files_close(const int *files, int count)
+{
+    for (int i = 0; i < count; i++) {
+        (void)close(files[i]);
+    }
 }
 
 /* --- the emulated driver's ---------------------------------------------------------------- */
@@ -87,7 +155,7 @@ mm_uvm_calls_find(const mm_driver *cu, mm_uvm_calls *calls, mm_status *st)
                                         system_files};
 
     *calls = kernel;
-    if (!cu->emulated) {
+    if (cu == NULL || !cu->emulated) {
         return 0;
     }
     if (!find_symbol(cu->library, "emu_uvm_open", &calls->open)

@@ -15,7 +15,15 @@ typedef struct {
     int (*files)(int *files, int most); /* the process's files of the module: their number */
 } mm_uvm_calls;
 
-/* Fails with MM_TRACE_UNAVAILABLE if the driver is emulated and has no event queues. */
+/* The kernel's without a driver. Fails with MM_TRACE_UNAVAILABLE if the driver is emulated and has no
+ * event queues. */
 MM_NODISCARD int mm_uvm_calls_find(const mm_driver *cu, mm_uvm_calls *calls, mm_status *st);
+
+/* Duplicates the files of a device that another process has open; the caller closes them. Returns their
+ * number, at least 1. Fails with MM_TRACE_UNAVAILABLE. */
+MM_NODISCARD int mm_uvm_files_of(pid_t process, const char *device, int *files, int most,
+                                 mm_status *st);
+
+void mm_uvm_files_close(const int *files, int count);
 
 #endif

@@ -159,18 +159,10 @@ make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
 /* The CUDA driver opens the module more than once, and only one file descriptor has the address
  * space. The module refuses the others as illegal; any other failure is reported instead. */
 static int
-attach_queue(mm_uvm_queue *q, mm_status *st)
+attach_to_one(mm_uvm_queue *q, const int *files, int count, mm_status *st)
 {
-    enum { MOST_FILES = 32 };
-    int files[MOST_FILES];
-    int count = q->calls.files(files, MOST_FILES);
     mm_status reason = {.kind = MM_OK}, latest;
 
-    if (count == 0) {
-        return mm_fail(st, MM_TRACE_UNAVAILABLE,
-                       "this process has no open file of " MM_UVM_DEVICE
-                       ": the CUDA driver does not use the nvidia-uvm kernel module here");
-    }
     for (int i = 0; i < count; i++) {
         if (make_queue(q, files[i], &latest) == 0) {
             return 0;
@@ -181,6 +173,20 @@ attach_queue(mm_uvm_queue *q, mm_status *st)
     }
     *st = reason;
     return -1;
+}
+
+static int
+attach_to_this_process(mm_uvm_queue *q, mm_status *st)
+{
+    int files[MM_UVM_MOST_FILES];
+    int count = q->calls.files(files, MM_UVM_MOST_FILES);
+
+    if (count == 0) {
+        return mm_fail(st, MM_TRACE_UNAVAILABLE,
+                       "this process has no open file of " MM_UVM_DEVICE
+                       ": the CUDA driver does not use the nvidia-uvm kernel module here");
+    }
+    return attach_to_one(q, files, count, st);
 }
 
 static void
@@ -198,9 +204,10 @@ release_queue(mm_uvm_queue *q)
     memset(q, 0, sizeof *q);
 }
 
-int
-mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q, uint32_t count,
-                          mm_status *st)
+/* Without files for this process. */
+static int
+open_queue(const mm_uvm_calls *calls, const int *files, int file_count, mm_uvm_queue *q,
+           uint32_t count, mm_status *st)
 {
     assert(count >= 2 && (count & (count - 1)) == 0);
     memset(q, 0, sizeof *q);
@@ -208,11 +215,28 @@ mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q, uint32_t c
     q->file = q->wake_file = -1;
     q->count = count;
     q->owner = getpid();
-    if (open_files(q, st) < 0 || map_memory(q, st) < 0 || attach_queue(q, st) < 0) {
+    if (open_files(q, st) < 0 || map_memory(q, st) < 0
+        || (files != NULL ? attach_to_one(q, files, file_count, st)
+                          : attach_to_this_process(q, st))
+               < 0) {
         release_queue(q);
         return -1;
     }
     return 0;
+}
+
+int
+mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q, uint32_t count,
+                          mm_status *st)
+{
+    return open_queue(calls, NULL, 0, q, count, st);
+}
+
+int
+mm_uvm_queue_open_for(const mm_uvm_calls *calls, const int *files, int file_count, mm_uvm_queue *q,
+                      uint32_t count, mm_status *st)
+{
+    return open_queue(calls, files, file_count, q, count, st);
 }
 
 int

@@ -1,5 +1,5 @@
 /* uvm_queue.h: an event queue of the nvidia-uvm kernel module: records of moves and faults in the
- * managed memory of this process.
+ * managed memory of this process, or of another one.
  *
  * Any number of queues may exist, beside the queues of profilers, and none needs a privilege. The
  * module writes records into memory of the process. With an emulated driver, its own queues are
@@ -18,6 +18,8 @@ enum {
     MM_NO_PROCESSOR = -2,
     MM_OTHER_PROCESSOR = 0x7fff /* a device that this process does not use */
 };
+
+enum { MM_UVM_MOST_FILES = 32 }; /* of the module, of one process */
 
 /* A structure of zeros is a closed queue. The members are private. */
 typedef struct mm_uvm_queue {
@@ -42,6 +44,11 @@ MM_NODISCARD int mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t coun
 /* mm_uvm_queue_open with the given system calls in place of the driver's. */
 MM_NODISCARD int mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q,
                                            uint32_t count, mm_status *st);
+
+/* mm_uvm_queue_open_through for the managed memory that belongs to one of these files of the module. They
+ * stay open at least as long as the queue. */
+MM_NODISCARD int mm_uvm_queue_open_for(const mm_uvm_calls *calls, const int *files, int file_count,
+                                       mm_uvm_queue *q, uint32_t count, mm_status *st);
 
 /* Begins to record these types, one bit each: 1 << MM_UVM_MIGRATION. */
 MM_NODISCARD int mm_uvm_queue_enable(mm_uvm_queue *q, uint64_t types, mm_status *st);

@@ -6,9 +6,10 @@
 #include "range.h"
 
 static int
-allocate_managed(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
+allocate_managed(mm_driver *cu, size_t size, CUmemAttach_flags to, CUdeviceptr *start,
+                 mm_status *st)
 {
-    CUresult code = cu->MemAllocManaged(start, size, CU_MEM_ATTACH_GLOBAL);
+    CUresult code = cu->MemAllocManaged(start, size, (unsigned)to);
 
     if (code == CUDA_SUCCESS) {
         return 0;
@@ -21,18 +22,19 @@ allocate_managed(mm_driver *cu, size_t size, CUdeviceptr *start, mm_status *st)
 /* Memory that starts and ends at page borders shares no page. If the driver does not align it,
  * one more page leaves space to start at the next border. */
 static int
-allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
+allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to, CUdeviceptr *allocation,
+               mm_status *st)
 {
     CUdeviceptr page = mm_page_size();
 
     assert(mm_in_scope());
     size = mm_whole_pages(size);
-    if (allocate_managed(cu, size, allocation, st) < 0) {
+    if (allocate_managed(cu, size, to, allocation, st) < 0) {
         return -1;
     }
     if (*allocation % page != 0) {
         CUdeviceptr unaligned = *allocation;
-        int rc = allocate_managed(cu, size + page, allocation, st);
+        int rc = allocate_managed(cu, size + page, to, allocation, st);
         mm_leak_note(cu->MemFree(unaligned), "cuMemFree", size);
         if (rc < 0) {
             return -1;
@@ -42,7 +44,8 @@ allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *s
 }
 
 CUdeviceptr
-mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st)
+mm_allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to, CUdeviceptr *allocation,
+                  mm_status *st)
 {
     CUdeviceptr page = mm_page_size();
     mm_scope scope;
@@ -51,7 +54,7 @@ mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status
     if (mm_scope_enter_relaxed(&scope, cu, MM_ANY_DEVICE, st) < 0) {
         return 0;
     }
-    rc = allocate_pages(cu, size, allocation, st);
+    rc = allocate_pages(cu, size, to, allocation, st);
     mm_scope_leave(&scope);
     return rc < 0 ? 0 : (*allocation + page - 1) / page * page;
 }

@@ -5,9 +5,10 @@
 #include "../driver/context.h"
 #include "leaks.h"
 
-/* Allocates managed memory on pages of its own. Returns its first address, or 0 on failure.
- * *allocation is the address for mm_free. */
-CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUdeviceptr *allocation, mm_status *st);
+/* Allocates managed memory on pages of its own, attached to every device or to the host. Returns its
+ * first address, or 0 on failure. *allocation is the address for mm_free. */
+CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to,
+                              CUdeviceptr *allocation, mm_status *st);
 
 /* Frees a managed allocation, also during a graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);

@@ -61,7 +61,8 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     if (mm_scope_enter(&scope, cu, device, st) < 0) {
         return -1;
     }
-    block->start = mm_allocate_pages(cu, block->size, &block->allocation, st);
+    block->start =
+        mm_allocate_pages(cu, block->size, CU_MEM_ATTACH_GLOBAL, &block->allocation, st);
     rc = block->start != 0 ? advise_block(cu, preset, device, *block, st) : -1;
     if (rc < 0 && block->start != 0) {
         MM_IGNORE(mm_free(cu, block->allocation, &ignored)); /* the first failure is reported */

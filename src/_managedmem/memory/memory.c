@@ -52,7 +52,7 @@ mm_memory_add_entry(mm_memory *m)
 }
 
 mm_memory *
-mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
+mm_memory_allocate(mm_driver *cu, size_t size, CUmemAttach_flags to, mm_status *st)
 {
     mm_memory *m = new_memory(0, size, st);
     CUdeviceptr allocation = 0;
@@ -65,12 +65,15 @@ mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st)
         return m;
     }
     mm_deferred_frees_attempt(cu, &(mm_free_conditions){0});
-    m->start = mm_allocate_pages(cu, size, &allocation, st);
+    m->start = mm_allocate_pages(cu, size, to, &allocation, st);
     if (m->start == 0) {
         free(m);
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
+    if (to == CU_MEM_ATTACH_HOST) {
+        m->attachment = (mm_attachment){.to = to, .in_force = true};
+    }
     m->entry.source = MM_FROM_DRIVER;
     mm_allocation_entry_add(&m->entry, m->start, mm_whole_pages(size));
     return m;
@@ -181,6 +184,7 @@ free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
     assert(mm_guard_is_closed(&m->guard));
     rc = free_allocation(m, stream, st);
     if (rc == 0 || !mm_can_defer_free(st)) {
+        mm_attachment_end(&m->attachment);
         mm_allocation_entry_end(&m->entry);
     }
     return rc;

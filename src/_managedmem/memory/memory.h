@@ -9,6 +9,7 @@
 #define MM_MEMORY_H
 
 #include "allocation.h"
+#include "attachment.h"
 #include "guard.h"
 #include "allocation_log.h"
 #include "pool.h"
@@ -36,13 +37,14 @@ typedef struct {
     bool pooled;      /* from a pool: freed in the order of a stream */
     mm_access access; /* of wrapped memory; set before other threads see it */
     atomic_flag order_lock; /* of block->order; held for a few instructions */
+    mm_attachment attachment; /* of managed memory without a pool */
     mm_allocation_entry entry; /* its place in the list of memories, and its name */
 } mm_memory;
 
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
- * pages, and the driver packs small allocations 512 bytes apart. 0 bytes have the address 0 and
- * no allocation. */
-mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, mm_status *st);
+ * pages, and the driver packs small allocations 512 bytes apart. It is attached to every device or to
+ * the host. 0 bytes have the address 0 and no allocation. */
+mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, CUmemAttach_flags to, mm_status *st);
 
 /* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
  * to whole pages, so that operations on it do not reach its neighbours in the pool. */

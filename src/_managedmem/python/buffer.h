@@ -174,6 +174,20 @@ extern const char mm_page_runs_doc[];
 mm_keyword_method mm_buffer_numpy, mm_buffer_array, mm_buffer_torch, mm_buffer_cupy;
 extern const char mm_numpy_doc[], mm_buffer_array_doc[], mm_torch_doc[], mm_cupy_doc[];
 
+/* --- buffer_attachment.c ---------------------------------------------------------------- */
+
+/* Reads the attach= of an allocation, which may be NULL: "global" or "host". */
+int mm_read_attach_text(PyObject *value, CUmemAttach_flags *out);
+static inline int
+mm_read_attach(PyObject *value, CUmemAttach_flags *out)
+{
+    *out = CU_MEM_ATTACH_GLOBAL;
+    return value == NULL ? 0 : mm_read_attach_text(value, out);
+}
+
+mm_keyword_method mm_buffer_attach;
+extern const char mm_attach_doc[];
+
 /* --- buffer_exports.c ------------------------------------------------------------------- */
 
 int mm_buffer_getbuffer(PyObject *op, Py_buffer *view, int flags);
@@ -196,8 +210,9 @@ int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdevicep
 int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held);
 
 /* BufferError unless the host can access the memory. Without concurrent access, waits for the
- * devices: the host must not touch managed memory while they work. The caller keeps the memory
- * open, and *held as above, as long as the host uses it. */
+ * devices, or the stream to which the memory is attached: the host must not touch managed memory
+ * while they work. The caller keeps the memory open, and *held as above, as long as the host uses
+ * it. */
 int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 
 /* BufferError for a range that leaves its allocation, because the memory behind may not be

@@ -43,7 +43,8 @@ find_read_operation(mm_buffer *b, mm_operation *out)
 }
 
 /* Prefetches the range to the host after the stream's work and waits for both. Without concurrent
- * access nothing can be prefetched; the export that follows then waits for the devices too. */
+ * access nothing can be prefetched; the export that follows then waits for the devices too, or as the
+ * memory is attached. */
 static int
 prefetch_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
@@ -237,7 +238,8 @@ const char mm_numpy_doc[] =
     "\n"
     "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
     "during the work of a device ends the process. The call then waits for the stream, the current device\n"
-    "and every device that this library has used; do not use the array while a device works again.\n"
+    "and every device that this library has used; do not use the array while a device works again. For\n"
+    "attached memory see attach(), whose stream can be passed here.\n"
     "\n"
     "bfloat16 and the 8-bit floats are the types of ml_dtypes, which must be installed (ImportError).\n"
     "\n"

@@ -253,6 +253,7 @@ check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
     return b->memory->owned || trusted ? 0 : mm_check_range_inside(b->start, b->size, attributes);
 }
 
+/* Enters the memory, because a DLPack export has not exported it yet. */
 static int
 wait_for_devices(mm_buffer *b, mm_driver *cu)
 {
@@ -260,8 +261,12 @@ wait_for_devices(mm_buffer *b, mm_driver *cu)
     int rc;
 
     assert(!cu->concurrent_access);
+    if (!mm_guard_enter(&b->memory->guard)) { /* raced */
+        return mm_buffer_raise_closed(b);
+    }
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_synchronize_all(cu, &st);
+    rc = mm_attachment_wait(cu, &b->memory->attachment, &st);
+    mm_guard_leave(&b->memory->guard);
     Py_END_ALLOW_THREADS
     return mm_raise_failure(b->state, rc, &st);
 }

@@ -425,6 +425,7 @@ static PyMethodDef buffer_methods[] = {
     MM_METHOD("prefetch", mm_buffer_prefetch, mm_prefetch_doc),
     MM_METHOD("discard", mm_buffer_discard, mm_discard_doc),
     MM_METHOD("discard_prefetch", mm_buffer_discard_prefetch, mm_discard_prefetch_doc),
+    MM_METHOD("attach", mm_buffer_attach, mm_attach_doc),
     MM_METHOD("copy_from", mm_buffer_copy_from, mm_copy_from_doc),
     MM_METHOD("copy_to", mm_buffer_copy_to, mm_copy_to_doc),
     {"__copy__", mm_buffer_copy, METH_NOARGS, mm_copy_doc},

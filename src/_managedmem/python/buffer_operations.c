@@ -419,7 +419,8 @@ new_like(mm_buffer *b, PyObject *stream)
     if (resource != NULL && !mm_is_resource(b->state, resource)) {
         buffer = allocate_foreign_like(b, resource, stream);
     } else {
-        buffer = mm_allocate(b->state, resource, stream, b->size, &layout, &(mm_placement){0});
+        buffer = mm_allocate(b->state, resource, stream, b->size, &layout,
+                             &(mm_placement){.attach = CU_MEM_ATTACH_GLOBAL});
     }
     Py_XDECREF(resource);
     assert(buffer == NULL || mm_buffer_of(buffer)->size == b->size);

@@ -25,6 +25,7 @@ module_exec(PyObject *module)
         mm_pool_attributes_init,
         mm_dtype_init,
         mm_recorder_init,
+        mm_watch_init,
         mm_result_init,
         mm_frames_init,
         mm_slab_init,

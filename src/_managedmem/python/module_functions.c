@@ -259,7 +259,7 @@ module_advise(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObjec
 
 PyDoc_STRVAR(
     empty_doc,
-    "empty(shape, dtype='uint8', *, name=None, policy=None, prefetch=None)\n--\n\n"
+    "empty(shape, dtype='uint8', *, name=None, policy=None, prefetch=None, attach='global')\n--\n\n"
     "Allocate managed memory for an array, with undefined contents.\n"
     "\n"
     "Parameters\n"
@@ -275,6 +275,9 @@ PyDoc_STRVAR(
     "prefetch : Device or Host, optional\n"
     "    Where the pages are populated, in the order of the default stream, as by\n"
     "    ManagedBuffer.prefetch(). None: each page at its first use or prefetch.\n"
+    "attach : str\n"
+    "    \"global\", or \"host\" for memory that only the host uses until ManagedBuffer.attach() says otherwise,\n"
+    "    which matters where a device has no concurrent_managed_access.\n"
     "\n"
     "Returns a ManagedBuffer. Raises ValueError and TypeError for bad arguments, CUDAOutOfMemoryError when\n"
     "memory runs out, CUDAError for advice or a prefetch that the driver refuses; the memory is then freed.\n"
@@ -284,7 +287,7 @@ PyDoc_STRVAR(
 MM_GUARD_ARRAYS static PyObject *
 module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SHAPE, DTYPE, NAME, POLICY, PREFETCH, ARGC };
+    enum { SHAPE, DTYPE, NAME, POLICY, PREFETCH, ATTACH, ARGC };
     static mm_signature signature = {.doc = empty_doc};
     mm_state *state = mm_module_state(module);
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
@@ -305,7 +308,7 @@ module_empty(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject
         || (layout.dtype = mm_read_dtype(argv[DTYPE])) == NULL
         || mm_read_shape(argv[SHAPE], &layout, shape, &bytes) < 0
         || mm_read_name(argv[NAME], &name) < 0
-        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], &placement) < 0) {
+        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], argv[ATTACH], &placement) < 0) {
         return NULL;
     }
     return mm_buffer_named(mm_allocate(state, NULL, NULL, bytes, &layout, &placement), name);

@@ -166,7 +166,7 @@ advise_new(mm_driver *cu, mm_memory *memory, const mm_policy *policy, mm_status 
 /* Memory without a pool is usable at once, on every stream. */
 static inline PyObject *
 allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_layout *layout,
-                  const mm_policy *policy)
+                  const mm_policy *policy, CUmemAttach_flags to)
 {
     mm_driver *cu = mm_open(state);
     mm_memory *memory;
@@ -177,7 +177,7 @@ allocate_unpooled(mm_state *state, PyObject *resource, size_t bytes, const mm_la
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    memory = mm_memory_allocate(cu, bytes, &st);
+    memory = mm_memory_allocate(cu, bytes, to, &st);
     if (policy != NULL && memory != NULL) {
         memory = advise_new(cu, memory, policy, &st);
     }
@@ -270,10 +270,33 @@ refuse_policy(PyObject *resource)
     return NULL;
 }
 
+MM_COLD static PyObject *
+refuse_attach(PyObject *resource)
+{
+    PyErr_Format(PyExc_ValueError,
+                 "attach=\"host\" needs memory without a pool, because the driver attaches whole "
+                 "allocations and not the memory of %R",
+                 resource);
+    return NULL;
+}
+
+static inline PyObject *
+allocate_in_pool(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
+                 const mm_layout *layout, const mm_placement *placement)
+{
+    if (placement->policy != NULL) {
+        return refuse_policy(resource);
+    }
+    return placement->attach == CU_MEM_ATTACH_GLOBAL
+               ? allocate_pooled(state, resource, stream, bytes, layout)
+               : refuse_attach(resource);
+}
+
 static inline PyObject *
 allocate_unpopulated(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
-                     const mm_layout *layout, const mm_policy *policy)
+                     const mm_layout *layout, const mm_placement *placement)
 {
+    const mm_policy *policy = placement->policy;
     mm_stream_use use;
 
     assert(resource == NULL || mm_is_resource(state, resource));
@@ -282,8 +305,7 @@ allocate_unpopulated(mm_state *state, PyObject *resource, PyObject *stream, size
         return NULL;
     }
     if (resource != NULL && mm_resource_of(resource)->pooled) {
-        return policy == NULL ? allocate_pooled(state, resource, stream, bytes, layout)
-                              : refuse_policy(resource);
+        return allocate_in_pool(state, resource, stream, bytes, layout, placement);
     }
     if (mm_stream_read(state, stream, &use) < 0) { /* the stream is only checked */
         return NULL;
@@ -291,14 +313,16 @@ allocate_unpopulated(mm_state *state, PyObject *resource, PyObject *stream, size
     if (policy == NULL && resource != NULL && mm_resource_of(resource)->has_policy) {
         policy = &mm_resource_of(resource)->policy;
     }
-    return allocate_unpooled(state, resource, bytes, layout, policy);
+    return allocate_unpooled(state, resource, bytes, layout, policy, placement->attach);
 }
 
 int
-mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, mm_placement *out)
+mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, PyObject *attach,
+                  mm_placement *out)
 {
     out->prefetch = (CUmemLocation){0};
-    if (mm_read_policy(state, policy, &out->policy) < 0) {
+    if (mm_read_policy(state, policy, &out->policy) < 0
+        || mm_read_attach(attach, &out->attach) < 0) {
         return -1;
     }
     return prefetch == NULL || prefetch == Py_None
@@ -313,7 +337,7 @@ allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     PyObject *buffer;
 
     if (placement->prefetch.type == CU_MEM_LOCATION_TYPE_NONE) {
-        return allocate_unpopulated(state, resource, stream, bytes, layout, placement->policy);
+        return allocate_unpopulated(state, resource, stream, bytes, layout, placement);
     }
     if (resource != NULL && Py_TYPE(resource) == state->device_resource_type) {
         return refuse_prefetch(resource);
@@ -321,7 +345,7 @@ allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
     if (mm_warn_of_place(bytes, placement->prefetch) < 0) {
         return NULL;
     }
-    buffer = allocate_unpopulated(state, resource, stream, bytes, layout, placement->policy);
+    buffer = allocate_unpopulated(state, resource, stream, bytes, layout, placement);
     return buffer ? prefetch_new(state, buffer, placement->prefetch, stream) : NULL;
 }
 
@@ -334,7 +358,7 @@ mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
 
 PyDoc_STRVAR(
     allocate_doc,
-    "allocate($self, size, *, stream=None, name=None, policy=None, prefetch=None)\n--\n\n"
+    "allocate($self, size, *, stream=None, name=None, policy=None, prefetch=None, attach='global')\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
     "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
@@ -349,8 +373,11 @@ PyDoc_STRVAR(
     "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
     "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
     "\n"
-    "Raises ValueError for a size below 0, a bad name, a policy with a pool, or a prefetch of the pool of a\n"
-    "device; TypeError for a size that is not an int or a policy or location of another type; RuntimeError\n"
+    "attach is \"global\", or \"host\" for memory without a pool that only the host uses at first: see\n"
+    "ManagedBuffer.attach().\n"
+    "\n"
+    "Raises ValueError for a size below 0, a bad name or attach, a policy or \"host\" with a pool, or a\n"
+    "prefetch of the pool of a device; TypeError for a size that is not an int or a policy or location of another type; RuntimeError\n"
     "when the resource is closed; CUDAError for a pool or a prefetch on a stream that captures a graph,\n"
     "and for advice or a prefetch that the driver refuses; CUDAOutOfMemoryError when memory runs out.\n"
     "Safe from every thread; releases the GIL.\n"
@@ -360,7 +387,7 @@ PyDoc_STRVAR(
 static PyObject *
 resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-    enum { SIZE, STREAM, NAME, POLICY, PREFETCH, ARGC };
+    enum { SIZE, STREAM, NAME, POLICY, PREFETCH, ATTACH, ARGC };
     static mm_signature signature = {.doc = allocate_doc};
     mm_state *state = mm_type_state(Py_TYPE(op));
     PyObject *argv[ARGC];
@@ -372,7 +399,7 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
 
     if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
         || mm_read_size(argv[SIZE], "size", &size) < 0 || mm_read_name(argv[NAME], &name) < 0
-        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], &placement) < 0) {
+        || mm_read_placement(state, argv[POLICY], argv[PREFETCH], argv[ATTACH], &placement) < 0) {
         return NULL;
     }
     length = (Py_ssize_t)size;

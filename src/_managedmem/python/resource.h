@@ -35,10 +35,13 @@ mm_is_resource(const mm_state *state, PyObject *op)
 typedef struct {
     const mm_policy *policy; /* its advice; NULL for the resource's */
     CUmemLocation prefetch; /* where its pages are populated; of type NONE: nowhere yet */
+    CUmemAttach_flags attach; /* to every device, or to the host */
 } mm_placement;
 
-/* Reads the arguments policy and prefetch, each of which may be NULL or None. */
-int mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, mm_placement *out);
+/* Reads the arguments policy, prefetch and attach, each of which may be NULL; the first two may be
+ * None. */
+int mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, PyObject *attach,
+                      mm_placement *out);
 
 /* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
  * NULL; the memory of a pool is allocated, and every memory prefetched, in its order. */

@@ -24,6 +24,7 @@
     X(PyTypeObject, attributes_type)       \
     X(PyTypeObject, dtype_type)            \
     X(PyTypeObject, recorder_type)         \
+    X(PyTypeObject, watch_type)            \
     X(PyTypeObject, result_type)           \
     X(PyTypeObject, slab_type)             \
     X(PyTypeObject, frames_type)           \
@@ -105,7 +106,7 @@ mm_part_init mm_errors_init, mm_leak_warnings_init, mm_host_init, mm_device_init
     mm_buffer_init, mm_accessed_by_init, mm_managed_resource_init, mm_foreign_class_init,
     mm_plan_init, mm_page_runs_init, mm_policy_init, mm_applied_policy_init,
     mm_device_resource_init, mm_peers_init, mm_pool_attributes_init, mm_interpreter_init,
-    mm_dtype_init, mm_recorder_init, mm_result_init, mm_frames_init, mm_slab_init;
+    mm_dtype_init, mm_recorder_init, mm_result_init, mm_frames_init, mm_slab_init, mm_watch_init;
 
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);

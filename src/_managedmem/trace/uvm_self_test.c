@@ -91,7 +91,7 @@ move_pages_in_stream(self_test *t, CUstream stream, mm_status *st)
     CUdeviceptr allocation = 0;
     int rc;
 
-    t->start = mm_allocate_pages(t->cu, TEST_BYTES, &allocation, st);
+    t->start = mm_allocate_pages(t->cu, TEST_BYTES, CU_MEM_ATTACH_GLOBAL, &allocation, st);
     if (t->start == 0) {
         return -1;
     }

@@ -1,0 +1,196 @@
+/* attachment.c: attaches managed memory in a stream, records to what, and waits for its host use. */
+#include "attachment.h"
+
+#include "../driver/threads.h"
+
+/* Taken for the driver call and the record together, so that both have the attachments of several
+ * threads in one order. */
+static mm_operation_lock turn = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+
+/* --- attaching -------------------------------------------------------------------------- */
+
+/* *called is true if the driver was called, which may have attached the memory and then failed: the memory
+ * counts as attached to every device then, because a wait for these is enough for each attachment. */
+static int
+attach_in_scope(mm_driver *cu, CUdeviceptr allocation, CUmemAttach_flags to, CUstream stream,
+                bool *called, mm_status *st)
+{
+    if (mm_stream_refuse_capture(cu, stream, "an attachment of memory", st) < 0) {
+        return -1;
+    }
+    if (allocation == 0) {
+        return 0;
+    }
+    *called = true;
+    MM_TRY(cu, StreamAttachMemAsync, st, stream, allocation, 0, (unsigned)to);
+    return 0;
+}
+
+/* Replaces *device by that of the current context, if this is a primary one, which waits for all
+ * devices reach from every thread. */
+static int
+find_device(mm_driver *cu, int *device, mm_status *st)
+{
+    bool primary = false;
+
+    if (!cu->concurrent_access && mm_is_primary_current(cu, device, &primary, st) < 0) {
+        return -1;
+    }
+    *device = primary ? *device : MM_ANY_DEVICE;
+    return 0;
+}
+
+/* Returns the stream of the previous record, which the caller drops. */
+static mm_stream *
+record(mm_attachment *a, CUmemAttach_flags to, mm_device_stream stream, mm_stream *shared)
+{
+    mm_attachment made = {.serial = a->serial + 1};
+    mm_stream *before = a->shared;
+
+    if (to != CU_MEM_ATTACH_GLOBAL) {
+        made.to = to;
+        made.device = stream.device;
+        made.legacy = mm_is_legacy_stream(stream.handle);
+        made.shared = shared;
+    }
+    if (made.shared != NULL) {
+        mm_stream_retain(made.shared);
+    }
+    *a = made;
+    return before;
+}
+
+int
+mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_flags to,
+          mm_device_stream stream, mm_stream *shared, mm_status *st)
+{
+    mm_stream *before = NULL;
+    bool called = false;
+    mm_scope scope;
+    int rc;
+
+    if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
+        return -1;
+    }
+    rc = find_device(cu, &stream.device, st);
+    /* For other threads the call and the record are one step. */
+    mm_operation_lock_take(&turn);
+    rc = rc < 0 ? -1 : attach_in_scope(cu, allocation, to, stream.handle, &called, st);
+    if (called && !cu->concurrent_access) {
+        before = record(a, rc == 0 ? to : CU_MEM_ATTACH_GLOBAL, stream, shared);
+    }
+    mm_operation_lock_release(&turn);
+    /* Freeing the earlier stream enters a scope of its own. */
+    mm_scope_leave(&scope);
+    if (before != NULL) {
+        mm_stream_drop(before);
+    }
+    return rc;
+}
+
+void
+mm_attachment_end(mm_attachment *a)
+{
+    if (a->shared != NULL) {
+        mm_stream_drop(a->shared);
+        a->shared = NULL;
+    }
+}
+
+/* --- host accesses ---------------------------------------------------------------------- */
+
+/* A copy of the record, which has a reference to its stream. */
+static mm_attachment
+read_record(const mm_attachment *a)
+{
+    mm_attachment now;
+
+    mm_operation_lock_take(&turn);
+    now = *a;
+    if (now.shared != NULL) {
+        mm_stream_retain(now.shared);
+    }
+    mm_operation_lock_release(&turn);
+    return now;
+}
+
+/* Notes that the host has waited for an attachment to it, unless another one has followed. */
+static void
+note_wait(mm_attachment *a, uint64_t serial)
+{
+    mm_operation_lock_take(&turn);
+    if (a->serial == serial) {
+        a->in_force = true;
+    }
+    mm_operation_lock_release(&turn);
+}
+
+/* A stream that nothing keeps may be destroyed, and drivers crash in calls with its handle. A stream
+ * that ended with its context takes the attachment with it. */
+static bool
+can_wait_for_stream(mm_driver *cu, const mm_attachment *a)
+{
+    if (a->to == 0) {
+        return false;
+    }
+    return a->shared == NULL ? a->legacy && a->device != MM_ANY_DEVICE
+                             : a->shared->lasts || !mm_context_has_ended(cu, &a->shared->context);
+}
+
+static int
+wait_for_stream_in_scope(mm_driver *cu, CUstream stream, mm_status *st)
+{
+    if (mm_stream_refuse_capture(cu, stream, "a wait for the stream", st) < 0) {
+        return -1;
+    }
+    MM_TRY(cu, StreamSynchronize, st, stream);
+    return 0;
+}
+
+/* In the primary context of the device, because every context has a legacy stream of its own. */
+static int
+wait_for_one(mm_driver *cu, const mm_attachment *a, mm_status *st)
+{
+    CUstream stream = a->shared != NULL ? a->shared->handle : NULL;
+    int rc;
+
+    MM_RUN_IN(rc, mm_scope_enter_relaxed, a->device, cu, st,
+              wait_for_stream_in_scope(cu, stream, st));
+    return rc;
+}
+
+/* The wait would destroy a capture. */
+static int
+wait_for_all(mm_driver *cu, mm_status *st)
+{
+    bool capturing = false;
+
+    if (mm_streams_are_capturing(cu, &capturing, st) < 0) {
+        return -1;
+    }
+    return !capturing ? mm_synchronize_all(cu, st)
+                      : mm_fail(st, MM_CAPTURING,
+                                "a stream captures a CUDA graph, and the wait for all devices, "
+                                "before the host uses the memory, would destroy the capture: "
+                                "access it before the capture begins or after it");
+}
+
+int
+mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st)
+{
+    mm_attachment now = read_record(a);
+    bool by_stream = !now.in_force && can_wait_for_stream(cu, &now);
+    int rc = 0;
+
+    assert(!cu->concurrent_access);
+    if (!now.in_force) {
+        rc = by_stream ? wait_for_one(cu, &now, st) : wait_for_all(cu, st);
+    }
+    if (rc == 0 && now.to == CU_MEM_ATTACH_HOST && (by_stream || now.device != MM_ANY_DEVICE)) {
+        note_wait(a, now.serial);
+    }
+    if (now.shared != NULL) {
+        mm_stream_drop(now.shared);
+    }
+    return rc;
+}

@@ -1,0 +1,36 @@
+/* attachment.h: attaching managed memory to the host, to one stream or to every device, and the wait
+ * before a host access that follows from it.
+ *
+ * Where a device lacks concurrent access, the host may use managed memory only while no device works,
+ * unless the memory is attached to the host, or to a stream that is idle. The driver does not tell the
+ * attachment of a memory, so it is recorded here. Elsewhere it has no effect and is not recorded. */
+#ifndef MM_ATTACHMENT_H
+#define MM_ATTACHMENT_H
+
+#include "stream.h"
+
+/* All zero: to every device. */
+typedef struct {
+    CUmemAttach_flags to; /* the host or a stream; 0: every device */
+    bool in_force; /* to the host, and the stream has reached it */
+    int device; /* whose primary context has the stream; MM_ANY_DEVICE for another context */
+    bool legacy; /* the stream is the legacy one of its context */
+    mm_stream *shared; /* keeps the stream; or NULL */
+    uint64_t serial; /* how many there have been */
+} mm_attachment;
+
+/* Attaches a whole allocation, in the order of the stream; shared may be NULL. The allocation 0 is
+ * empty. Fails, and changes nothing, if the stream captures. After another failure the memory counts as
+ * attached to every device. */
+MM_NODISCARD int mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation,
+                           CUmemAttach_flags to, mm_device_stream stream, mm_stream *shared,
+                           mm_status *st);
+
+/* Waits until the host may access the memory, where a device lacks concurrent access: for nothing, for
+ * a stream, or for all devices. */
+MM_NODISCARD int mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st);
+
+/* Releases the stream. No call may be under way. */
+void mm_attachment_end(mm_attachment *a);
+
+#endif

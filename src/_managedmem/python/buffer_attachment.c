@@ -1,0 +1,136 @@
+/* buffer_attachment.c: the method attach() of a buffer, and the argument attach of allocations. */
+#include "buffer.h"
+#include "foreign_class.h"
+#include "resource.h"
+
+/* Stores 0 for a value that is none of the three. */
+static CUmemAttach_flags
+find_attachment(PyObject *value)
+{
+    static const struct {
+        const char *name;
+        CUmemAttach_flags flag;
+    } all[] = {
+        {"global", CU_MEM_ATTACH_GLOBAL},
+        {"host", CU_MEM_ATTACH_HOST},
+        {"single", CU_MEM_ATTACH_SINGLE},
+    };
+
+    for (size_t i = 0; PyUnicode_Check(value) && i < sizeof all / sizeof *all; i++) {
+        if (PyUnicode_CompareWithASCIIString(value, all[i].name) == 0) {
+            return all[i].flag;
+        }
+    }
+    return (CUmemAttach_flags)0;
+}
+
+int
+mm_read_attach_text(PyObject *value, CUmemAttach_flags *out)
+{
+    *out = find_attachment(value);
+    if (*out == CU_MEM_ATTACH_SINGLE) {
+        return MM_ERROR(PyExc_ValueError,
+                        "attach=\"single\" needs a stream, which an allocation does not have: "
+                        "allocate with attach=\"host\", then call "
+                        "buf.attach(\"single\", stream=stream)");
+    }
+    return *out != 0 ? 0
+                     : MM_ERROR(PyExc_ValueError, "attach must be \"global\" or \"host\", got %R",
+                                value);
+}
+
+/* ValueError for memory that is not attached, which the driver decides by allocations. */
+static int
+check_attached(mm_buffer *b)
+{
+    const mm_memory *memory = b->memory;
+
+    if (!memory->owned) {
+        return mm_refuse_foreign(PyExc_ValueError, (PyObject *)b,
+                                 "cannot be attached: its memory was not allocated here, and only "
+                                 "the library that allocated it knows to what it is attached");
+    }
+    if (memory->pooled) {
+        return mm_refuse_foreign(PyExc_ValueError, (PyObject *)b,
+                                 "cannot be attached: its memory is a part of a pool, and the "
+                                 "driver attaches whole allocations; allocate it without a pool");
+    }
+    if (b->size != memory->size) {
+        return MM_ERROR(
+            PyExc_ValueError,
+            "a slice of %zu of %zu bytes cannot be attached, because the driver attaches "
+            "whole allocations: call attach() of the whole buffer",
+            b->size, memory->size);
+    }
+    return 0;
+}
+
+static int
+read_attachment(mm_buffer *b, PyObject *value, PyObject *stream_object, CUmemAttach_flags *to,
+                mm_stream_use *stream)
+{
+    *to = find_attachment(value);
+    if (*to == 0) {
+        return MM_ERROR(PyExc_ValueError,
+                        "attach() takes \"global\", \"host\" or \"single\", got %R", value);
+    }
+    if (mm_buffer_check_open(b) < 0 || check_attached(b) < 0
+        || mm_stream_read(b->state, stream_object, stream) < 0) {
+        return -1;
+    }
+    if (*to == CU_MEM_ATTACH_SINGLE && mm_is_legacy_stream(stream->handle)) {
+        return MM_ERROR(
+            PyExc_ValueError,
+            "attach(\"single\") needs a stream that is not the default one, to which the "
+            "driver attaches nothing: pass stream=managedmem.Stream()");
+    }
+    return 0;
+}
+
+const char mm_attach_doc[] =
+    "attach($self, to, *, stream=None)\n--\n\n"
+    "Say who may use the memory from here on, in stream order.\n"
+    "\n"
+    "Where a device has no concurrent_managed_access, as under WSL, the host may use managed memory only\n"
+    "while no device works at all. Attached memory is free of that rule:\n"
+    "\n"
+    "- \"host\": only the host may use it, at any time;\n"
+    "- \"single\": only work on this stream, and the host while the stream is idle;\n"
+    "- \"global\": every stream of every device, as after the allocation.\n"
+    "\n"
+    "Host views, numpy() too, then wait for this stream instead of all devices, and for nothing once the\n"
+    "host has waited for an attachment to it. They still wait for all devices if the stream is neither a\n"
+    "Stream nor the legacy default one of a primary context. The buffer keeps a Stream alive while it is\n"
+    "attached to it. Work on other streams that uses or attaches the memory must have ended. Elsewhere\n"
+    "attachments have no effect.\n"
+    "\n"
+    "Raises ValueError for another word, a slice, memory of a pool or of another library, and \"single\"\n"
+    "with the default stream; RuntimeError when closed; CUDAError while the stream captures a graph, which\n"
+    "stays intact, and when the driver refuses, after which host views wait for all devices again. Safe from\n"
+    "every thread; releases the GIL. Driver: cuStreamAttachMemAsync.";
+
+PyObject *
+mm_buffer_attach(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    enum { TO, STREAM, ARGC };
+    static mm_signature signature = {.doc = mm_attach_doc};
+    mm_buffer *b = mm_buffer_of(op);
+    CUmemAttach_flags to;
+    mm_stream_use stream;
+    mm_buffer_use use;
+    PyObject *argv[ARGC];
+    mm_status st;
+    int rc;
+
+    if (mm_signature_args(&signature, args, nargs, kwnames, argv) < 0
+        || read_attachment(b, argv[TO], argv[STREAM], &to, &stream) < 0
+        || mm_buffer_enter(b, MM_WAIT, &stream, &use) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    rc = mm_attach(use.cu, &use.memory->attachment, use.range.allocation, to,
+                   (mm_device_stream){stream.handle, MM_ANY_DEVICE}, stream.shared, &st);
+    mm_buffer_leave(&use);
+    Py_END_ALLOW_THREADS
+    return mm_none_or_raise(b->state, rc, &st);
+}
