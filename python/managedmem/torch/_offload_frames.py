@@ -110,7 +110,7 @@ def _pointer_of(storage: torch.UntypedStorage) -> ctypes.c_uint64:
 # --- a part -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would take longer to make
 class FrameUse:
     """A use of a part in a frame. Uses in the same frame are equal."""
 
@@ -212,8 +212,7 @@ class FramedPart:
 
     def _note_counted(self) -> None:
         """Count writes that torch has seen since as writes of the tensors' present frame."""
-        counted = self._count_writes()
-        if self.uses and counted != self.writes:
+        if self.uses and (counted := self._count_writes()) != self.writes:
             self.written.add(self.uses[-1].number)
             self.writes = counted
 
@@ -262,7 +261,7 @@ class FramedPart:
             self._point_to(self.start)
 
     def _count_writes(self) -> int:
-        return sum(t._version for t in self.tensors)
+        return sum([t._version for t in self.tensors])
 
     def _point_to(self, start: int) -> None:
         for pointer, offset in self.pointers:
