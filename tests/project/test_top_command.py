@@ -19,13 +19,12 @@ from pathlib import Path
 import pytest
 
 import managedmem
+from constants import EMULATED
 from managedmem import Device, Host
 from managedmem._cli import top, top_source, top_view, top_watch
 from managedmem._managedmem import _Watch
 from managedmem._top_socket import address_of
 from programs import run_python
-
-pytestmark = pytest.mark.emulator_only
 
 PARENT = str(Path(managedmem.__file__).resolve().parents[1])
 TOP = [sys.executable, "-m", "managedmem", "top"]
@@ -53,8 +52,7 @@ class Program:
     """A process that does what it is told, line by line."""
 
     def __init__(self, code=MEMORY, **environment):
-        env = {**os.environ, "MANAGEDMEM_DRIVER": "emulator", "MANAGEDMEM_TOP": "1"}
-        env |= {"PYTHONPATH": PARENT, **environment}
+        env = {**os.environ, "MANAGEDMEM_TOP": "1", "PYTHONPATH": PARENT, **environment}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code + ORDERS]
         self.process = subprocess.Popen(command, env=env, text=True, **pipes)
@@ -138,8 +136,10 @@ def test_the_numbers_are_those_of_the_process(start, watch):
     program.do(TO_HOST, "weights.discard()", "other.close()")
     third = source.read()
     view = top_view.View(third, second)
-    moved = {**top_view.NO_MOVES, "to_host": 2 * MIB, "host_faults": 512}
-    assert sums_of(view) == {"weights": moved}
+    moved = sums_of(view)
+    faults = moved["weights"].pop("host_faults")
+    assert faults == 512 if EMULATED else 0 < faults <= 512
+    assert moved == {"weights": dict.fromkeys(moved["weights"], 0) | {"to_host": 2 * MIB}}
     assert round(view.rates["to_host"] * view.seconds) == 2 * MIB
     assert third["moves"]["to_device"] == 2 * MIB
     assert third["total"]["peak_nbytes"] == 3 * MIB
@@ -147,6 +147,7 @@ def test_the_numbers_are_those_of_the_process(start, watch):
     assert view.title.endswith(": 2.0M in 1 memory, at most 3.0M")
 
 
+@pytest.mark.emulator_only
 def test_evictions_freed_memory_and_kept_pools_are_shown(start, watch):
     program = start(MEMORY, MANAGEDMEM_EMULATOR="capacity_mib=16")
     source = watch(program.pid)
@@ -260,7 +261,7 @@ def test_moves_of_a_process_that_serves_nothing(watched):
     assert by_label[hex(first.handle)]["to_host"] == 2 << 20
     assert by_label[hex(second.handle)]["to_host"] == 0
     assert by_label[hex(second.handle)]["nbytes"] == 2 << 20
-    second.numpy()
+    second.numpy().sum()
     (left,) = [row for row in rows if row["address"] == first.handle]
     answer = settled(moves, [left], "to_host", 4 << 20)
     known, others = sorted(
@@ -377,6 +378,7 @@ def serving_child(process):
         time.sleep(0.01)
 
 
+@pytest.mark.emulator_only
 def test_a_process_that_ran_out_of_files_serves_again(start, watch):
     program = start()
     first = watch(program.pid)
@@ -418,6 +420,7 @@ def are_open(*unused):
 """
 
 
+@pytest.mark.emulator_only
 @pytest.mark.parametrize("act", ["connect", "fork", "exit"])
 def test_files_with_the_numbers_of_its_sockets_stay_open(start, act):
     """A daemon closes all files."""
@@ -536,6 +539,7 @@ def refusal(*arguments, **options):
     return done.returncode, done.stderr
 
 
+@pytest.mark.emulator_only
 def test_processes_that_cannot_be_shown():
     assert refusal(2**31 - 1) == (1, f"top: there is no process {2**31 - 1}\n")
     status, text = refusal(os.getpid())
@@ -552,6 +556,7 @@ def test_wrong_arguments_are_refused_with_their_value(words):
     assert status == 2 and repr(words[-1]) in text
 
 
+@pytest.mark.emulator_only
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 def test_other_users_see_nothing(start, watch):
     program = start()
@@ -565,6 +570,7 @@ def test_other_users_see_nothing(start, watch):
     assert watch(program.pid).read()["pid"] == program.pid
 
 
+@pytest.mark.emulator_only
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_process_that_has_become_another_user_is_shown(start, watch, monkeypatch):
     program = start()
