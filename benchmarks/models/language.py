@@ -23,6 +23,7 @@ MODELS = "transformers.models"
 SLOW = 20_000  # nanoseconds of a launch that waited
 RESIDENT = ("resident",)
 PROBES = 4  # launches that are timed after each layer
+TURNS = 4  # of two models, for each repetition
 
 Values = dict[tuple[str, str], list[float]]
 
@@ -102,7 +103,7 @@ class Generation:
         return {figure: values for figure, values in found.items() if values}
 
 
-def generated(place: Place, meter: Meter, model: Any, tokens: int = 8) -> Measured:
+def generated(place: Place, meter: Meter, model: Any, tokens: int = 16) -> Measured:
     """Two passes that are not timed and see the memory, then the timed ones.
 
     Half a second for a token is enough to know after one of each.
@@ -287,9 +288,9 @@ class Small(Weights):
         model = self.place.to_cpu(copy.deepcopy(resident))
         ours.offload(model, "cuda:0", budget=2 * nbytes_of(model.parameters()))
         mine, theirs = Generation(self.place, model), Generation(self.place, resident)
-        for turn in range(1 + self.place.repetitions):
+        for turn in range(1 + self.place.repetitions * TURNS):
             for each in (mine, theirs):
-                work = partial(each.run, 3 if self.place.tiny else 32)
+                work = partial(each.run, self.few())
                 if turn:
                     work()
                 else:
@@ -301,8 +302,12 @@ class Small(Weights):
     def alone(self, meter: Meter) -> Measured:
         """The logits of the resident model."""
         generation = Generation(self.place, self.made())
-        meter.watch(partial(generation.run, 3 if self.place.tiny else 32))
+        meter.watch(partial(generation.run, self.few()))
         return Measured({}, generation.logits)
+
+    def few(self) -> int:
+        """Tokens of a turn: short ones meet the same disturbances on both sides."""
+        return 3 if self.place.tiny else 8
 
 
 def jobs(place: Place) -> list[Job]:
