@@ -506,13 +506,35 @@ def test_the_only_process_needs_no_number(start, monkeypatch):
     found = top_source.serving
     monkeypatch.setattr(top_source, "serving", lambda: sorted(mine & set(found())))
     with pytest.raises(top_source.SourceError, match="2 processes serve their numbers") as refused:
-        top_source.only_serving()
+        top_source.only_process()
     assert all(f"\n  {each}  {sys.executable[:16]}" in str(refused.value) for each in mine)
     second.end()
-    assert top_source.only_serving() == program.pid
+    assert top_source.only_process() == program.pid
     program.end()
+    monkeypatch.setattr(top_source, "MANAGED", "/dev/nvidia-uvm-of-no-process")
     with pytest.raises(top_source.SourceError, match="no process of this user serves"):
-        top_source.only_serving()
+        top_source.only_process()
+
+
+def test_a_process_that_maps_memory_needs_no_number_either(tmp_path, monkeypatch):
+    path = tmp_path / "nvidia-uvm"
+    path.write_bytes(bytes(4096))
+    monkeypatch.setattr(top_source, "MANAGED", str(path))
+    monkeypatch.setattr(top_source, "serving", lambda: [])
+    code = f"import mmap\nwith open({str(path)!r}, 'r+b') as f: m = mmap.mmap(f.fileno(), 0)\n"
+    code += "import sys; print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with contextlib.ExitStack() as stack:
+        programs = []
+        for _ in range(2):
+            program = subprocess.Popen([sys.executable, "-c", code], **pipes)
+            programs.append(stack.enter_context(program))
+            program.stdout.readline()
+        with pytest.raises(top_source.SourceError, match="2 processes map managed memory") as many:
+            top_source.only_process()
+        assert all(f"\n  {program.pid}  " in str(many.value) for program in programs)
+        programs[0].communicate()
+        assert top_source.only_process() == programs[1].pid
 
 
 def test_the_text_and_the_end_of_the_process(start):

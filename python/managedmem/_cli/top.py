@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from managedmem._cli import top_web
-from managedmem._cli.top_source import Ended, Source, only_serving, source_of
+from managedmem._cli.top_source import Ended, Source, only_process, source_of
 from managedmem._cli.top_view import HEADS, View, is_left
 
 Show = Callable[[View], None]
@@ -22,7 +22,8 @@ Show = Callable[[View], None]
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of ``top`` to its parser."""
-    meaning = "the process; without it the only one that serves, which MANAGEDMEM_TOP=1 starts"
+    meaning = "the process; without it, the only one that MANAGEDMEM_TOP=1 lets serve, or that maps"
+    meaning += " managed memory"
     command.add_argument("process", metavar="PID", nargs="?", type=_positive, help=meaning)
     forms = command.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print a line of JSON for each view")
@@ -119,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
     """Show a process until it or the count ends; return the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names can have any character
-    process = options.process or only_serving()
+    process = options.process or only_process()
     source = source_of(process)
     form: contextlib.AbstractContextManager[Show]
     if options.web is not None:

@@ -114,9 +114,7 @@ class Served:
 def serving() -> list[int]:
     """The processes that answer at their sockets and that this user may read, without this one."""
     found = []
-    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if process == os.getpid() or os.geteuid() not in (0, owner_of(process)):
-            continue
+    for process in _of_this_user():
         with contextlib.suppress(OSError, SourceError):
             Served(process).close()
             found.append(process)
@@ -124,6 +122,16 @@ def serving() -> list[int]:
 
 
 # --- mapped memory ------------------------------------------------------------------------
+
+
+def mapping() -> list[int]:
+    """The processes of this user that map managed memory, without this one."""
+    found = []
+    for process in _of_this_user():
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", "rb") as file:
+            if MANAGED.encode() in file.read():
+                found.append(process)
+    return found
 
 
 class Mapped:
@@ -188,18 +196,29 @@ def owner_of(process: int) -> int | None:
         return None
 
 
-def only_serving() -> int:
-    """The only process that serves. Raises SourceError for none and for several."""
-    found = serving()
+def _of_this_user() -> Iterator[int]:
+    """The processes that this user may read, without this one."""
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if process != os.getpid() and os.geteuid() in (0, owner_of(process)):
+            yield process
+
+
+def only_process() -> int:
+    """The only process that serves, or else the only one that maps managed memory.
+
+    Raises SourceError for none and for several.
+    """
+    served = serving()
+    found = served or mapping()
     if len(found) == 1:
         return found[0]
     if not found:
         raise SourceError(
-            f"no process of this user serves its numbers: {START}, or name one that maps managed "
-            f"memory: {program_name()} top PID"
+            f"no process of this user serves its numbers, and none maps managed memory: {START}"
         )
+    act = "serve their numbers" if served else "map managed memory"
     lines = "".join(f"\n  {process}  {label_text(command_of(process), 60)}" for process in found)
-    raise SourceError(f"{len(found)} processes serve their numbers: name one of them{lines}")
+    raise SourceError(f"{len(found)} processes {act}: name one of them{lines}")
 
 
 def source_of(process: int) -> Source:
