@@ -77,15 +77,15 @@ class Memory:
 
     def either(self, before, found):
         """After a write that failed: the offset of a byte that is neither as before nor as written,
-        or None. Takes over the bytes that were found.
+        or None. Takes over the bytes that were found. Those that were unknown stay so: their pages
+        may still be discarded, and change once more.
         """
         for i, value in enumerate(found):
             old = not before.known[i] or before.data[i] == value
             new = not self.known[i] or self.data[i] == value
             if not old and not new:
                 return i
-            self.known[i] = before.known[i] or self.known[i]
-        self.data[:] = found
+        self.data[:], self.known[:] = found, before.known
         return None
 
     def whole_pages(self, start, size):
