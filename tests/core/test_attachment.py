@@ -190,9 +190,11 @@ class TestRefusals:
         stream.close()
         with pytest.raises(RuntimeError, match="closed"):
             buf.attach("host", stream=stream)
+        part = buf[1:]
         buf.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            buf.attach("host")
+        for closed in (buf, part):
+            with pytest.raises(RuntimeError, match="closed"):
+                closed.attach("host")
 
     def test_during_a_capture(self, buf, current_device, stream):
         with capturing(stream, CAPTURE_GLOBAL) as running:
@@ -357,6 +359,20 @@ class TestHostViews:
         for act in (lambda: memoryview(buf), buf.numpy, lambda: buf.attach("global")):
             assert "closed" in refusal(RuntimeError, act)
         """)
+
+
+def test_concurrent_access_needs_no_record():
+    run(
+        """
+        assert mm.Device(0).concurrent_managed_access
+        emulator.fail("cuCtxGetDevice", code=719)  # asked for the record only
+        live = emulator.live().streams
+        buf.attach("single", stream=other)
+        other.close()
+        assert emulator.live().streams == live - 1
+        """,
+        profile="default",
+    )
 
 
 class TestFailures:

@@ -112,6 +112,7 @@ OPERATIONS = {
     "residency": "buf.residency()",
     "residency of several": "managedmem.residency([buf, wrapped])",
     "numpy": "buf.numpy()",
+    "attach": "buf.attach('host')",
     "current device": "Device()",
     "a new Device": "Device(1)",
     "Stream()": "Stream()",

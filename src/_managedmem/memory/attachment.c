@@ -130,9 +130,6 @@ note_wait(mm_attachment *a, uint64_t serial)
 static bool
 can_wait_for_stream(mm_driver *cu, const mm_attachment *a)
 {
-    if (a->to == 0) {
-        return false;
-    }
     return a->shared == NULL ? a->legacy && a->device != MM_ANY_DEVICE
                              : a->shared->lasts || !mm_context_has_ended(cu, &a->shared->context);
 }
@@ -175,20 +172,26 @@ wait_for_all(mm_driver *cu, mm_status *st)
                                 "access it before the capture begins or after it");
 }
 
+/* As a record says that is not in force. */
+static int
+wait_as_recorded(mm_driver *cu, mm_attachment *a, const mm_attachment *now, mm_status *st)
+{
+    bool by_stream = can_wait_for_stream(cu, now);
+    int rc = by_stream ? wait_for_one(cu, now, st) : wait_for_all(cu, st);
+
+    if (rc == 0 && now->to == CU_MEM_ATTACH_HOST && (by_stream || now->device != MM_ANY_DEVICE)) {
+        note_wait(a, now->serial);
+    }
+    return rc;
+}
+
 int
 mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st)
 {
     mm_attachment now = read_record(a);
-    bool by_stream = !now.in_force && can_wait_for_stream(cu, &now);
-    int rc = 0;
+    int rc = now.in_force ? 0 : wait_as_recorded(cu, a, &now, st);
 
     assert(!cu->concurrent_access);
-    if (!now.in_force) {
-        rc = by_stream ? wait_for_one(cu, &now, st) : wait_for_all(cu, st);
-    }
-    if (rc == 0 && now.to == CU_MEM_ATTACH_HOST && (by_stream || now.device != MM_ANY_DEVICE)) {
-        note_wait(a, now.serial);
-    }
     if (now.shared != NULL) {
         mm_stream_drop(now.shared);
     }
