@@ -6,6 +6,7 @@ threads and its own driver along.
 
 import pytest
 
+from forks import ASAN
 from programs import run_python
 from whole_programs import run_to_the_end
 
@@ -294,6 +295,39 @@ assert syncing.is_alive()
 gate.open()
 syncing.join()
 stream.close(); buf.close()
+""")
+
+
+@pytest.mark.skipif(ASAN, reason="its malloc() hangs after a fork beside a thread that allocates")
+def test_letting_go_of_a_watch_that_threads_of_the_parent_were_reading():
+    run("""
+import signal, threading, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point here
+watch = managedmem._managedmem._Watch(os.getpid())
+over = False
+
+def read():
+    while not over:
+        watch.read()
+
+def work():
+    signal.alarm(10)  # a child that waits for ever is killed
+    global watch
+    with refused(RuntimeError, "closed"):
+        watch.read()
+    watch.close()
+    del watch
+    gc.collect()
+
+reading = [threading.Thread(target=read) for _ in range(2)]
+for thread in reading:
+    thread.start()
+for _ in range(30):
+    assert in_child(work) == 0
+over = True
+for thread in reading:
+    thread.join()
+assert watch.read()[1:] == (0, 0)
 """)
 
 

@@ -11,6 +11,7 @@ typedef struct {
     PyObject_HEAD
     mm_operation_lock turn;
     mm_watch *watch; /* NULL: closed */
+    pid_t owner;
 } watch_object;
 
 static watch_object *
@@ -56,6 +57,7 @@ watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     mm_operation_lock_init(&watch_of(self)->turn);
+    watch_of(self)->owner = getpid();
     Py_BEGIN_ALLOW_THREADS
     watch = mm_watch_start(cu, (pid_t)process, &st);
     Py_END_ALLOW_THREADS
@@ -68,14 +70,31 @@ watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return self;
 }
 
+/* Takes the turn of an open watch. A forked child has none: a thread of its parent may have had the
+ * turn. Without the GIL. */
+static bool
+enter_watch(watch_object *self)
+{
+    if (self->owner != getpid()) {
+        return false;
+    }
+    mm_operation_lock_take(&self->turn);
+    if (self->watch == NULL) {
+        mm_operation_lock_release(&self->turn);
+        return false;
+    }
+    return true;
+}
+
 /* Ends the recording, a second time nothing. Without the GIL. */
 static void
 end_watch(watch_object *self)
 {
-    mm_operation_lock_take(&self->turn);
-    mm_watch_free(self->watch);
-    self->watch = NULL;
-    mm_operation_lock_release(&self->turn);
+    if (enter_watch(self)) {
+        mm_watch_free(self->watch);
+        self->watch = NULL;
+        mm_operation_lock_release(&self->turn);
+    }
 }
 
 static void
@@ -85,7 +104,9 @@ watch_dealloc(PyObject *op)
     Py_BEGIN_ALLOW_THREADS
     end_watch(watch_of(op));
     Py_END_ALLOW_THREADS
-    mm_operation_lock_destroy(&watch_of(op)->turn);
+    if (watch_of(op)->owner == getpid()) { /* it would wait for the parent's threads */
+        mm_operation_lock_destroy(&watch_of(op)->turn);
+    }
     mm_free_object(op);
 }
 
@@ -94,7 +115,7 @@ PyDoc_STRVAR(
     "read($self)\n--\n\n"
     "The events since the last reading, as the bytes of records, and two counts since the start:\n"
     "events that were lost, and those that are not as the kernel module writes them. RuntimeError\n"
-    "after close().");
+    "after close() and in a forked child.");
 
 static PyObject *
 watch_read(PyObject *op, PyObject *Py_UNUSED(none))
@@ -111,13 +132,12 @@ watch_read(PyObject *op, PyObject *Py_UNUSED(none))
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
-    mm_operation_lock_take(&self->turn);
-    is_open = self->watch != NULL;
+    is_open = enter_watch(self);
     if (is_open) {
         count = mm_watch_read(self->watch, events, MOST);
         report = mm_watch_read_report(self->watch);
+        mm_operation_lock_release(&self->turn);
     }
-    mm_operation_lock_release(&self->turn);
     Py_END_ALLOW_THREADS
     if (is_open) {
         result = Py_BuildValue(
