@@ -1,9 +1,14 @@
 /* test_uvm_queue.c: event queues of the module: their records against arithmetic, full and wrapped
  * around, waits and wakes, forks. */
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -113,26 +118,65 @@ start_holder(int file, int pipe_ends[2])
     return child;
 }
 
+static void
+check_files_fail(pid_t process, const char *path, const char *text)
+{
+    int files[MOST];
+    mm_status st;
+
+    CHECK_EQUAL(mm_uvm_files_of(process, path, files, MOST, &st), -1);
+    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
+    CHECK(strstr(st.detail, text) != NULL);
+}
+
+/* In a child, to which the kernel refuses pidfd_getfd with this error. */
+static void
+check_denied(pid_t process, const char *path, int error, const char *text)
+{
+    enum { PIDFD_GETFD = 438 };
+    struct sock_filter steps[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PIDFD_GETFD, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof steps / sizeof *steps, steps};
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        CHECK_EQUAL(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        CHECK_EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+        check_files_fail(process, path, text);
+        _exit(0);
+    }
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(status, 0);
+}
+
 TEST(files_of_another_process_are_shared)
 {
     char path[] = "/tmp/managedmem-XXXXXX";
     int file = mkstemp(path), pipe_ends[2], files[MOST], status;
     pid_t child = start_holder(file, pipe_ends);
+    char longer[sizeof path + 1];
     mm_status st;
 
+    CHECK(snprintf(longer, sizeof longer, "%s0", path) > 0);
     CHECK_EQUAL(write(file, "abc", 3), 3);
     (void)close(file); /* the child has it alone */
     CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), 1);
     CHECK_EQUAL(lseek(files[0], 0, SEEK_CUR), 3);
     mm_uvm_files_close(files, 1);
     CHECK_EQUAL(fcntl(files[0], F_GETFD), -1);
-    CHECK_EQUAL(mm_uvm_files_of(child, "/nowhere", files, MOST, &st), -1);
-    CHECK_EQUAL(st.kind, MM_TRACE_UNAVAILABLE);
-    CHECK(strstr(st.detail, "has no open file of /nowhere") != NULL);
+    check_files_fail(child, longer, "has no open file of /tmp/managedmem-");
+    check_denied(child, path, EACCES, "ptrace_scope");
+    check_denied(child, path, EPERM, "ptrace_scope");
+    check_denied(child, path, ENOSYS, "from 5.6 on");
+    check_denied(child, path, EMFILE, "Too many open files");
     (void)close(pipe_ends[1]);
     CHECK_EQUAL(waitpid(child, &status, 0), child);
-    CHECK_EQUAL(mm_uvm_files_of(child, path, files, MOST, &st), -1);
-    CHECK(strstr(st.detail, "No such process") != NULL);
+    check_files_fail(child, path, "No such process");
     (void)close(pipe_ends[0]);
     (void)unlink(path);
 }
@@ -387,6 +431,25 @@ TEST(a_thread_drains_while_pages_move)
 }
 
 /* --- closing ------------------------------------------------------------------------------ */
+
+static int
+find_no_files(int *files, int most)
+{
+    (void)files, (void)most;
+    return 0;
+}
+
+TEST(a_process_without_files_of_the_module_has_no_queue)
+{
+    mm_uvm_calls calls;
+    mm_uvm_queue queue;
+    mm_status st;
+
+    CHECK_OK(mm_uvm_calls_find(world.cu, &calls, &st), &st);
+    calls.files = find_no_files;
+    CHECK_EQUAL(mm_uvm_queue_open_through(&calls, &queue, 64, &st), -1);
+    CHECK(strstr(st.detail, "this process has no open file of " MM_UVM_DEVICE) != NULL);
+}
 
 TEST(a_closed_queue_does_nothing)
 {

@@ -118,11 +118,11 @@ mm_uvm_files_of(pid_t process, const char *device, int *files, int most, mm_stat
             files[taken++] = file; /* at or before i */
         }
     }
-    if (taken == 0 && count != 0) {
-        count = fail_process(st, process, errno);
-    } else if (count == 0) {
+    if (count == 0) {
         count = mm_fail(st, MM_TRACE_UNAVAILABLE, "process %ld has no open file of %s",
                         (long)process, device);
+    } else if (taken == 0) {
+        count = fail_process(st, process, errno);
     }
     (void)close(handle);
     return taken > 0 ? taken : count;
