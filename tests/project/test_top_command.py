@@ -1,6 +1,7 @@
 """``python -m managedmem top``: the numbers of another process, as text, JSON and a page."""
 
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from managedmem._cli import top, top_source, top_view, top_watch
 from managedmem._managedmem import _Watch
 from managedmem._top_socket import address_of
 from programs import run_python
+from threads import at_once
 
 PARENT = str(Path(managedmem.__file__).resolve().parents[1])
 TOP = [sys.executable, "-m", "managedmem", "top"]
@@ -309,7 +312,7 @@ def test_a_process_that_ends_is_let_go(monkeypatch):
 @pytest.mark.parametrize(
     ("process", "error", "reason"),
     [
-        (1 << 30, RuntimeError, "process 1073741824 cannot be shared: No such process"),
+        ((1 << 31) - 1, RuntimeError, "process 2147483647 cannot be shared: No such process"),
         (os.getppid(), RuntimeError, f"process {os.getppid()} has no open file of /dev/nvidia-uvm"),
         (0, ValueError, "process must be the number of one, got 0"),
         (1 << 31, ValueError, "process must be the number of one, got 2147483648"),
@@ -318,16 +321,62 @@ def test_a_process_that_ends_is_let_go(monkeypatch):
     ],
 )
 def test_a_process_that_cannot_be_watched(process, error, reason):
+    def watches():
+        return sum(isinstance(each, _Watch) for each in gc.get_objects())
+
+    before = watches()
     with pytest.raises(error, match=reason):
         _Watch(process)
+    assert watches() <= before
 
 
 def test_a_watch_ends_once():
+    files = os.listdir("/proc/self/fd")
     watch = _Watch(os.getpid())
     watch.close()
     watch.close()
     with pytest.raises(RuntimeError, match="the watch is closed"):
         watch.read()
+    assert os.listdir("/proc/self/fd") == files
+    del watch
+    _Watch(os.getpid())
+    assert os.listdir("/proc/self/fd") == files
+
+
+def test_a_reading_counts_what_it_rejects():
+    with contextlib.closing(_Watch(os.getpid())) as watch, managedmem.zeros(4096) as buffer:
+        managedmem.emulator.disturb_queue(garbage=1)
+        buffer.prefetch(Device(0))
+        Device(0).sync()
+        managedmem.emulator.disturb_queue()
+        assert watch.read()[2] > 0
+
+
+def test_a_watch_may_end_while_others_read():
+    def read(watch):
+        with contextlib.suppress(RuntimeError):
+            for _ in range(20):  # without an end, the readers could keep the turn to themselves
+                watch.read()
+
+    for _ in range(50):
+        watch = _Watch(os.getpid())
+        at_once(partial(read, watch), partial(read, watch), watch.close)
+
+
+def test_a_watch_that_is_dropped_is_not_found_again():
+    """Its end gives up the GIL, and another thread may look at all objects then."""
+    over = threading.Event()
+
+    def drop():
+        for _ in range(20):
+            _Watch(os.getpid())
+        over.set()
+
+    def find():
+        while not over.is_set():
+            gc.get_objects(generation=0)
+
+    at_once(drop, find)
 
 
 def test_texts_of_a_process_cannot_act_on_a_terminal():

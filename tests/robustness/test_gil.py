@@ -245,3 +245,46 @@ def test_the_end_of_the_interpreter_waits_without_the_gil():
         inside.wait()
     """)
     assert done.stdout == "released\n"
+
+
+def test_a_watch_runs_without_the_gil():
+    """It makes system calls, of which no driver sees the GIL. Threads take turns only where one
+    gives the GIL up: the other one sees where."""
+    done = run_python("""
+        import os, sys, threading, time
+        import managedmem
+        from managedmem._managedmem import _Watch
+        managedmem.Device.count()
+        gate, here, seen = threading.Lock(), "", set()
+
+        def look():
+            while here != "over":
+                gate.acquire()
+                seen.add(here)
+
+        def during(name, act):
+            global here
+            here = name
+            if gate.locked():
+                gate.release()
+            result = act()
+            here = ""
+            return result
+
+        sys.setswitchinterval(1000)
+        thread = threading.Thread(target=look)
+        thread.start()
+        deadline = time.monotonic() + 20
+        while not {"open", "read", "close", "drop"} <= seen and time.monotonic() < deadline:
+            watch = during("open", lambda: _Watch(os.getpid()))
+            during("read", watch.read)
+            during("close", watch.close)
+            kept = [_Watch(os.getpid())]
+            during("drop", kept.clear)
+        here = "over"
+        if gate.locked():
+            gate.release()
+        thread.join()
+        print(*sorted(seen - {"", "over"}))
+    """)
+    assert done.stdout == "close drop open read\n"
