@@ -17,6 +17,7 @@
 #include "driver/uvm_abi.h"
 #include "driver/uvm_calls.h"
 #include "driver/uvm_queue.h"
+#include "failing_allocations.h"
 #include "memory/allocation.h"
 #include "trace/uvm_records.h"
 #include "trace/watch.h"
@@ -527,6 +528,16 @@ TEST(a_watch_reads_no_more_events_than_it_has_room_for)
     CHECK_EQUAL(mm_watch_read_report(watch).rejected, 0);
     release(a);
     mm_watch_free(watch);
+}
+
+/* This process has no file of the module, because its driver is emulated. */
+TEST(a_watch_that_cannot_start_leaves_nothing)
+{
+    long before = live_bytes();
+    mm_status st;
+
+    CHECK(mm_watch_start(NULL, getpid(), &st) == NULL);
+    CHECK_EQUAL(live_bytes(), before);
 }
 
 /* Files are known by their whole path: another one of that length is none of the module's. */

@@ -78,9 +78,6 @@ mm_watch_read_report(const mm_watch *w)
 void
 mm_watch_free(mm_watch *w)
 {
-    if (w == NULL) {
-        return;
-    }
     mm_uvm_queue_close(&w->queue);
     mm_uvm_files_close(w->files, w->file_count);
     free(w);

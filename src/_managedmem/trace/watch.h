@@ -25,7 +25,7 @@ typedef struct {
 
 mm_watch_report mm_watch_read_report(const mm_watch *w);
 
-/* Ends the recording. NULL is allowed. */
+/* Ends the recording. */
 void mm_watch_free(mm_watch *w);
 
 #endif
