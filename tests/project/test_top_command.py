@@ -293,6 +293,18 @@ def test_events_that_are_not_as_expected_are_no_moves(monkeypatch):
     moves.close()
 
 
+@pytest.mark.parametrize("name", ["pidfd_open", "pipe", "start"])
+def test_a_recording_that_cannot_begin_leaves_no_file(monkeypatch, name):
+    def refused(*unused):
+        raise RuntimeError("no more of them")
+
+    monkeypatch.setattr(threading.Thread if name == "start" else os, name, refused)
+    files = os.listdir("/proc/self/fd")
+    with pytest.raises(RuntimeError, match="no more of them"):
+        top_watch.MappedMoves(os.getpid(), [])
+    assert os.listdir("/proc/self/fd") == files
+
+
 def test_a_process_that_ends_is_let_go(monkeypatch):
     """The module keeps its memory as long as its file is open."""
     ended = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -42,11 +43,18 @@ class MappedMoves:
         self._total = dict.fromkeys(SUMS, 0)
         self._lost = self._rejected = 0
         self._know(rows)
-        self._watch = _Watch(process)
-        self._handle = os.pidfd_open(process)  # readable once the process has ended
-        self._wake, self._waker = os.pipe()
-        self._thread = threading.Thread(target=self._follow, name="managedmem-watch", daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as opened:
+            self._watch = _Watch(process)
+            opened.callback(self._watch.close)
+            self._handle = os.pidfd_open(process)  # readable once the process has ended
+            opened.callback(os.close, self._handle)
+            self._wake, self._waker = os.pipe()
+            opened.callback(os.close, self._wake)
+            opened.callback(os.close, self._waker)
+            name = "managedmem-watch"
+            self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
+            self._thread.start()
+            opened.pop_all()
 
     def close(self) -> None:
         """End the recording."""
