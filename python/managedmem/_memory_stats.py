@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tracemalloc
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from managedmem._managedmem import (
     _memory_kept,
     _memory_living,
 )
+
+_OWN = os.path.join(os.path.dirname(__file__), "")
 
 
 class MemoryCounts(NamedTuple):
@@ -100,7 +103,8 @@ class LiveMemory(NamedTuple):
     address : int
         Its first byte.
     traceback : tracemalloc.Traceback or None
-        The allocation in Python; None if it is unknown, or was not asked for.
+        The allocation in Python, whose last frame is the line that called this package; None if it
+        is unknown, or was not asked for.
     """
 
     label: str
@@ -123,9 +127,10 @@ def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
 
     Counts all interpreters and threads. It does not count what torch's pools and NumPy's arrays
     take from managed_mempool() and numpy_allocator(): torch.cuda.memory_stats() and tracemalloc do.
-    Raises CUDAError if the driver does not answer. Safe from
+    Raises TypeError for another reset_peaks, CUDAError if the driver does not answer. Safe from
     every thread; opens no driver. Driver: cuMemPoolGetAttribute, once for each pool.
     """
+    _check_flag("reset_peaks", reset_peaks)
     kept = {_device(number): KeptMemory(*pair) for number, *pair in _memory_kept()}
     counts = {
         (kind, _device(number)): MemoryCounts(*rest)
@@ -155,14 +160,21 @@ def live(*, tracebacks: bool = False) -> list[LiveMemory]:
         exists. Looks through all objects of the interpreter.
 
     The memories are those that memory_stats() counts. Raises RuntimeError for tracebacks while
-    tracemalloc does not trace. Safe from every thread. Driver: none.
+    tracemalloc does not trace, TypeError for others than True and False. Safe from every thread.
+    Driver: none.
     """
+    _check_flag("tracebacks", tracebacks)
     traces = _tracebacks() if tracebacks else {}
     found = [
         LiveMemory(label, nbytes, kind, _device(number), serial, age, start, traces.get(start))
         for label, nbytes, kind, number, serial, age, start in _memory_living()
     ]
     return sorted(found, key=lambda memory: (-memory.nbytes, memory.serial))
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def _device(number: int) -> Device | None:
@@ -177,10 +189,18 @@ def _tracebacks() -> dict[int, tracemalloc.Traceback | None]:
             "start Python with -X tracemalloc=25"
         )
     return {
-        each.handle: tracemalloc.get_object_traceback(each)
+        each.handle: _of_caller(tracemalloc.get_object_traceback(each))
         for each in gc.get_objects()
         if _is_buffer(each) and not any(map(_is_buffer, gc.get_referents(each)))  # no view
     }
+
+
+def _of_caller(traceback: tracemalloc.Traceback | None) -> tracemalloc.Traceback | None:
+    """The traceback without the frames of this package at its end, such as those of zeros()."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback or ()]
+    while frames and frames[-1][0].startswith(_OWN):
+        frames.pop()
+    return tracemalloc.Traceback(frames[::-1]) if frames else traceback
 
 
 def _is_buffer(each: object) -> bool:

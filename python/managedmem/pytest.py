@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from managedmem._managedmem import _memory_kept
 from managedmem._memory_stats import LiveMemory, live
 from managedmem._units import size_text
 
@@ -35,31 +36,54 @@ def pytest_runtest_makereport(
 def no_managed_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if memory that it allocated lives after it, and after a garbage collection.
 
-    The memory is that of live(), so the frames of working sets are not among it. The message names
-    each memory with its size and, while tracemalloc traces, the allocation. What fixtures before
-    this one free is a leak at its end: @pytest.mark.usefixtures puts it before the fixtures that a
-    test names. A test that raises, also in a fixture, is not looked at. Driver: none.
+    The memory is that of live(), and the device memory of working sets and offloaded modules. The
+    message names each memory with its size and, while tracemalloc traces, the allocation. What
+    fixtures before this one free is a leak at its end: @pytest.mark.usefixtures puts it before the
+    fixtures that a test names. A test that raises, also in a fixture, is not looked at. Driver:
+    cuMemPoolGetAttribute, once for each pool.
     """
-    before = {memory.serial for memory in live()}
+    before, frames_before = {memory.serial for memory in live()}, _frames()
     yield
     gc.collect()
     if request.node.stash.get(_RAISED, False):
         return
-    leaked = [
-        memory
-        for memory in live(tracebacks=tracemalloc.is_tracing())
-        if memory.serial not in before
-    ]
-    if leaked:
-        pytest.fail(_message(leaked), pytrace=False)
+    leaked = [memory for memory in _living() if memory.serial not in before]
+    frames = {
+        device: more
+        for device, kept in _frames().items()
+        if (more := kept - frames_before.get(device, 0)) > 0
+    }
+    if leaked or frames:
+        pytest.fail(_message(leaked, frames, str(request.node.path)), pytrace=False)
 
 
-def _message(leaked: list[LiveMemory]) -> str:
-    total = size_text(sum(memory.nbytes for memory in leaked))
-    lines = [f"the test leaked {total} of memory:"]
+def _living() -> list[LiveMemory]:
+    return live(tracebacks=tracemalloc.is_tracing())
+
+
+def _frames() -> dict[int, int]:
+    """The bytes of working sets and offloaded modules by device."""
+    return {device: frames for device, frames, _ in _memory_kept()}
+
+
+def _message(leaked: list[LiveMemory], frames: dict[int, int], path: str) -> str:
+    total = sum(memory.nbytes for memory in leaked) + sum(frames.values())
+    names = [memory.label for memory in leaked] + ["working sets"] * bool(frames)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    # The first line alone is in the summary of pytest.
+    lines = [f"the test leaked {size_text(total)} of memory: {', '.join(names[:3])}{more}"]
     for memory in leaked:
         lines.append(f"{memory.label}: {size_text(memory.nbytes)} ({memory.resource})")
-        lines += memory.traceback.format() if memory.traceback else []
-    if not tracemalloc.is_tracing():
+        lines += _calls(memory.traceback, path) if memory.traceback else []
+    for device, nbytes in frames.items():
+        lines.append(f"working sets or offloaded modules on Device({device}): {size_text(nbytes)}")
+    if leaked and not tracemalloc.is_tracing():
         lines.append("python -X tracemalloc=25 -m pytest shows the line of each allocation")
     return "\n".join(lines)
+
+
+def _calls(traceback: tracemalloc.Traceback, path: str) -> list[str]:
+    """The calls from the file of the test on, or all; those of pytest come before it."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback]
+    first = next((i for i, (filename, _) in enumerate(frames) if filename == path), 0)
+    return tracemalloc.Traceback(frames[first:][::-1]).format()

@@ -59,6 +59,20 @@ def test_fails_as_expected():
 def test_has_a_fixture_that_fails(fails):
     pass
 """
+WORKING_SETS = """
+import managedmem
+import pytest
+
+kept = []
+pytestmark = pytest.mark.usefixtures("no_managed_leaks")
+
+def test_keeps_one():
+    kept.append(managedmem.WorkingSet(4 << 20))
+
+def test_closes_another():
+    with managedmem.WorkingSet(4 << 20):
+        kept.pop().close()
+"""
 
 
 @pytest.fixture
@@ -68,7 +82,7 @@ def suite(pytester, monkeypatch):
     pytester.makeconftest(CONFTEST)
     path = pytester.makepyfile(test_suite=SUITE)
 
-    def run(*options):
+    def run(*options, path=path):
         return pytester.run(
             *(pytester._getpytestargs()[0], *options, "-m", "pytest", "-v", "-p", "no:xdist"), path
         )
@@ -82,7 +96,7 @@ def test_a_leak_is_an_error_of_the_test_that_made_it(suite):
     result.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_leaks*",
-            "the test leaked 2.0M of memory:",
+            "the test leaked 2.0M of memory: weights, later",
             "weights: 2.0M (managed)",
             "later: 4.0K (managed)",
             "python -X tracemalloc=25 -m pytest shows the line of each allocation",
@@ -94,10 +108,25 @@ def test_a_leak_is_an_error_of_the_test_that_made_it(suite):
 
 
 def test_with_tracemalloc_the_line_of_the_allocation_is_shown(suite):
-    result = suite("-X", "tracemalloc=2")
+    result = suite("-X", "tracemalloc=25")
     result.assert_outcomes(passed=4, failed=1, xfailed=1, errors=2)
     result.stdout.fnmatch_lines(
-        ["weights: 2.0M (managed)", '  File "*test_suite.py", line 8', '*name="weights"*']
+        ["weights: 2.0M (managed)", '  File "*test_suite.py", line 8', '*name="weights"*'],
+        consecutive=True,
+    )
+    result.stdout.no_fnmatch_line("python -X tracemalloc*")
+
+
+def test_a_working_set_that_stays_open_is_a_leak(suite, pytester):
+    result = suite(path=pytester.makepyfile(test_sets=WORKING_SETS))
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_keeps_one*",
+            "the test leaked 4.0M of memory: working sets",
+            "working sets or offloaded modules on Device(0): 4.0M",
+        ],
+        consecutive=True,
     )
     result.stdout.no_fnmatch_line("python -X tracemalloc*")
 

@@ -180,6 +180,27 @@ def test_tracebacks_show_the_line_that_allocated():
         tracemalloc.stop()
 
 
+def test_a_traceback_ends_where_this_package_is_called():
+    tracemalloc.start(25)
+    try:
+        with managedmem.zeros(PAGE) as buffer:
+            traces = {each.address: each.traceback for each in live(tracebacks=True)}
+            trace = traces[buffer.handle]
+            assert "zeros(PAGE) as buffer" in trace.format()[-1] and trace[-1].filename == __file__
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("value", [1, None, "no"])
+def test_flags_are_true_or_false(value):
+    before = memory_stats().total
+    with pytest.raises(TypeError, match="reset_peaks must be True or False, got"):
+        memory_stats(reset_peaks=value)
+    with pytest.raises(TypeError, match="tracebacks must be True or False, got"):
+        live(tracebacks=value)
+    assert memory_stats().total == before
+
+
 def test_results_do_not_change():
     stats = memory_stats()
     for name in ("kept", "device_pools", "managed_pools"):
@@ -223,4 +244,4 @@ def test_a_truth_that_raises_is_passed_on():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        managedmem.memory_stats(reset_peaks=Neither())
+        managedmem._managedmem._memory_counts(Neither())
