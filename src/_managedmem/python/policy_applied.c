@@ -3,6 +3,7 @@
 #include "policy_object.h"
 
 #include "../memory/unsupported.h"
+#include "oversubscription.h"
 
 /* The stages IDLE -> BUSY -> IN_FORCE -> BUSY -> IDLE. The thread that made an object BUSY owns
  * its other fields; `held` and `before` have contents while it is IN_FORCE. */
@@ -84,7 +85,11 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     if (mm_targets_read_or_skip(state, targets, MM_ADVISE, skips, t) < 0) {
         return -1;
     }
-    if (mm_targets_hold_roots(t) < 0) {
+    for (size_t i = 0; i < t->batch.count; i++) { /* for the warning; the policy has its own */
+        t->batch.transfers[i].location = policy->preferred;
+    }
+    if (mm_warn_of_places(t->batch.transfers, t->batch.count) < 0
+        || mm_targets_hold_roots(t) < 0) {
         mm_targets_release(t);
         return -1;
     }
