@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator
 from typing import TYPE_CHECKING, SupportsIndex
 
 from managedmem._managedmem import _numpy_handler, _set_numpy_handler
@@ -32,34 +31,47 @@ def numpy_allocator(
         driver call and at least a page.
 
     Arrays of np.load(), pandas and SciPy get it too, where NumPy allocates them: mapped files and
-    the memory of Arrow stay as they are. Each array has pages of its own. It may outlive the
-    block; its pages are freed with it. np.zeros() writes its zeros on the host.
+    the memory of Arrow stay as they are. to_numpy() of a column of pandas is a target. Each array
+    has pages of its own. It may outlive the block; its pages are freed with it. np.zeros() writes
+    its zeros on the host.
 
     As with all handlers of NumPy, a block is in force for the thread or the asyncio task that
     entered it. Blocks nest; each needs a call of its own. In a forked child, which cannot use CUDA,
     new arrays have the system's memory.
 
     Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice to
-    a page on trial; ImportError at the block without NumPy 1.22 or newer. In
-    the block NumPy raises MemoryError for every failure; if memory did not run out, a line on the
-    standard error has the reason. Safe from every thread. Releases the GIL, except in
+    a page on trial; at the block ImportError without NumPy 1.22 or newer, and RuntimeError for a
+    second time. In the block NumPy raises MemoryError for every failure; if memory did not run out,
+    a line on the standard error has the reason. Safe from every thread. Releases the GIL, except in
     ndarray.resize().
     Driver: cuMemAllocManaged and cuMemAdvise for each array, cuMemFree.
     """
-    return _set(_numpy_handler(policy, minimum))
+    return _Block(_numpy_handler(policy, minimum))
 
 
-@contextmanager
-def _set(handler: CapsuleType) -> Iterator[None]:
-    try:
-        before = _set_numpy_handler(handler)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "numpy":
-            raise
-        raise ImportError(
-            "numpy_allocator() needs NumPy, which is not installed: pip install numpy", name="numpy"
-        ) from None
-    try:
-        yield
-    finally:
-        _set_numpy_handler(before)
+class _Block(ContextDecorator, AbstractContextManager[None]):
+    """A `with` block; as a decorator, one for each call."""
+
+    def __init__(self, handler: CapsuleType) -> None:
+        self._handler = handler
+        self._before: CapsuleType | None = None
+
+    def _recreate_cm(self) -> _Block:  # of contextlib, for each call
+        return _Block(self._handler)
+
+    def __enter__(self) -> None:
+        if self._before is not None:
+            raise RuntimeError("this block was entered before: call numpy_allocator() for each")
+        try:
+            self._before = _set_numpy_handler(self._handler)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "numpy":
+                raise
+            raise ImportError(
+                "numpy_allocator() needs NumPy, which is not installed: pip install numpy",
+                name="numpy",
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        assert self._before is not None
+        _set_numpy_handler(self._before)

@@ -231,6 +231,22 @@ class TestBlocks:
             assert is_managed(np.zeros(MIB, "u1"))
         assert not is_managed(np.zeros(MIB, "u1"))
 
+    def test_one_that_is_entered_again_is_refused(self):
+        block = allocator()
+        with block, pytest.raises(RuntimeError, match=r"call numpy_allocator\(\) for each"):
+            block.__enter__()
+        with pytest.raises(RuntimeError, match="was entered before"):
+            block.__enter__()
+        assert not is_managed(np.zeros(MIB, "u1"))
+
+    def test_decorate_functions(self):
+        @allocator()
+        def made():
+            return np.zeros(MIB, "u1")
+
+        assert is_managed(made()) and is_managed(made())
+        assert not is_managed(np.zeros(MIB, "u1"))
+
     def test_are_of_a_thread(self):
         entered, looked = threading.Event(), threading.Event()
 

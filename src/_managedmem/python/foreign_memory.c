@@ -421,7 +421,10 @@ refuse_target(mm_state *state, PyObject *value)
         "a target must be a ManagedBuffer, a torch tensor, an array with "
         "__cuda_array_interface__, __array_interface__ or __dlpack__, a cuda.core Buffer "
         "or an object with the buffer protocol, got %.200R%s",
-        value, PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys" : "");
+        value,
+        PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys, and "
+                                 "to_numpy() of a column of pandas"
+                               : "");
 }
 
 int
