@@ -244,10 +244,11 @@ class _GroupSet(Generic[Group]):
     def _described(self, room: str) -> str:
         if self._is_of_parent():
             return f"<{type(self).__name__} of the parent process>"
-        closed = " closed" if self.is_closed else ""
+        is_suspended = isinstance(self, WorkingSet) and self.is_suspended
+        state = " closed" if self.is_closed else " suspended" * is_suspended
         return (
             f"<{type(self).__name__} groups={len(self)} nbytes={self.nbytes} {room}={self._room} "
-            f"{self._device}{closed}>"
+            f"{self._device}{state}>"
         )
 
 

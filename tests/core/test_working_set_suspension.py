@@ -55,6 +55,7 @@ def test_memory_is_the_drivers_until_the_set_resumes(working, alloc):
     working.suspend()
     working.suspend()
     assert working.is_suspended and working.stats().kept == working.nbytes == 0
+    assert repr(working).endswith(" suspended>")
     if EMULATED:  # nobody else uses this device
         assert free() == before + BUDGET
     for n, group in enumerate(groups):
@@ -64,6 +65,7 @@ def test_memory_is_the_drivers_until_the_set_resumes(working, alloc):
     working.resume()
     working.resume()
     assert not working.is_suspended and working.stats().kept == working.budget == BUDGET
+    assert "suspended" not in repr(working)
     if EMULATED:
         assert free() == before
     for n, group in enumerate(groups):
@@ -142,7 +144,7 @@ def test_a_set_in_use_is_not_suspended(working, alloc, kept):
 def test_refusals():
     with WorkingSet(BUDGET, Device(0)) as plain:
         with pytest.raises(
-            RuntimeError, match="made to be suspended: make them with suspendable=True"
+            RuntimeError, match="made to be suspended: make it with suspendable=True"
         ):
             plain.suspend()
         plain.resume()

@@ -37,12 +37,14 @@ def test_calls_are_right_before_meanwhile_and_after(budget, read_only):
             moved = handle.stats()["bytes_home"]
             handle.suspend()
             assert handle.is_suspended and handle.stats()["held"] == handle.stats()["kept"] == 0
+            assert repr(handle).endswith(", suspended>")
             if EMULATED:  # nobody else uses this device
                 parts = 2 if budget < 8 * LAYER and handle.stats()["resident"] else 1
                 assert free() == before + parts * UNIT
             assert same(model(x), wanted) and handle.stats()["bytes_home"] == moved == 0
             assert_same_module(model, reference)
             handle.resume()
+            assert "suspended" not in repr(handle)
             if EMULATED:
                 assert free() == before
             assert [p.data_ptr() for p in model.parameters()] == places

@@ -691,9 +691,10 @@ class Offload(Handle):
         if self._removed:
             return f"{start}, removed>"
         numbers = self.stats()
+        state = ", suspended" * self._suspended
         return (
             f"{start}: {numbers['groups']} groups of {numbers['streamed']:,} bytes streamed, "
-            f"{numbers['resident']:,} resident, budget {self._budget:,}>"
+            f"{numbers['resident']:,} resident, budget {self._budget:,}{state}>"
         )
 
 

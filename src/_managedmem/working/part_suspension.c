@@ -77,7 +77,7 @@ mm_frames_suspend(mm_frames *f, mm_status *st)
     mm_operation_lock_take(&f->turn);
     if (f->slab == NULL || f->slab->mapping.bytes == 0) {
         rc = mm_fail(st, MM_REFUSED,
-                     "the frames were not made to be suspended: make them with suspendable=True");
+                     "the set was not made to be suspended: make it with suspendable=True");
     } else if (!f->is_suspended) { /* which changes in the turn alone */
         rc = suspend_entered(f, st);
     }
