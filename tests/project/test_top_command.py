@@ -772,8 +772,13 @@ def test_a_page_that_is_closed_early_is_no_fault(page, tmp_path):
 def test_a_port_that_is_taken_is_an_error(start):
     program = start()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = run(program.pid, "--web", taken.getsockname()[1])
-    assert done.returncode == 1 and "Address already in use" in done.stderr
+        port = taken.getsockname()[1]
+        done = run(program.pid, "--web", port)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"top: port {port} cannot be had: Address already in use. Give --web another one, or none "
+        "for a free one\n"
+    )
 
 
 def browser():

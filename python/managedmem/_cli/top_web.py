@@ -89,9 +89,16 @@ class Handler(BaseHTTPRequestHandler):
 def page(port: int) -> Iterator[Callable[[View], None]]:
     """Serve the page, print its address, and yield the function that changes its view.
 
-    Raises OSError if the port is taken.
+    Raises OSError if the port cannot be had.
     """
-    with Server(port) as server:
+    try:
+        made = Server(port)
+    except OSError as error:
+        raise OSError(
+            f"port {port} cannot be had: {error.strerror}. Give --web another one, or none for a "
+            "free one"
+        ) from error
+    with made as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
         thread.start()
         try:
