@@ -96,7 +96,7 @@ class TestMaking:
     def test_the_size_of_a_device_pool_has_a_bound(self, device0, options):
         with DeviceMemoryResource(device0, options) as pool:
             pool.allocate(MIB).close()
-            with pytest.raises(managedmem.CUDAOutOfMemoryError):
+            with pytest.raises(managedmem.CUDAOutOfMemoryError, match="a larger max_size"):
                 pool.allocate(512 * MIB)
             pool.allocate(MIB).close()
         for unbounded in (None, {}, {"max_size": 0}, {"max_size": None, "ipc_enabled": False}):

@@ -6,10 +6,14 @@
 
 /* A remedy for the codes that users meet, or "". */
 static const char *
-remedy_for_code(int code)
+remedy_for(const mm_status *st)
 {
-    switch (code) {
+    switch (st->code) {
     case CUDA_ERROR_OUT_OF_MEMORY:
+        if (st->function != NULL && strcmp(st->function, "cuMemAllocFromPoolAsync") == 0) {
+            return "Free buffers that are no longer needed, request less, or give the pool a larger "
+                   "max_size if it has one.";
+        }
         return "Free managed buffers that are no longer needed, or request less.";
     case CUDA_ERROR_DEINITIALIZED:
         return "The driver is shutting down with the process.";
@@ -63,7 +67,7 @@ static void
 raise_driver_call(mm_state *state, const mm_status *st)
 {
     mm_driver *cu = mm_driver_peek();
-    const char *name = NULL, *text = NULL, *more = remedy_for_code(st->code);
+    const char *name = NULL, *text = NULL, *more = remedy_for(st);
     PyObject *type =
         st->code == CUDA_ERROR_OUT_OF_MEMORY ? state->out_of_memory_error : state->cuda_error;
     PyObject *message;
