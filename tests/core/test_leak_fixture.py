@@ -108,7 +108,7 @@ def test_a_leak_is_an_error_of_the_test_that_made_it(suite):
 
 
 def test_with_tracemalloc_the_line_of_the_allocation_is_shown(suite):
-    result = suite("-X", "tracemalloc=25")
+    result = suite("-X", "tracemalloc=4")  # deeper than the test, and not slow
     result.assert_outcomes(passed=4, failed=1, xfailed=1, errors=2)
     result.stdout.fnmatch_lines(
         ["weights: 2.0M (managed)", '  File "*test_suite.py", line 8', '*name="weights"*'],
