@@ -11,7 +11,7 @@ import pytest
 import fault_sweeps
 from managedmem import Device
 from programs import run_python
-from sweeps import EXTENT, SHARE, sample
+from sweeps import HAS_PAIRS, SHARE, sample
 
 pytestmark = pytest.mark.emulator_only
 
@@ -44,7 +44,7 @@ def in_parts(kind):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", fault_sweeps.SWEEPS)
 def test_every_call_of_every_operation(kind):
-    if kind in LONG and EXTENT != "all":
+    if kind in LONG and not HAS_PAIRS:
         pytest.skip("takes a minute: set MANAGEDMEM_SWEEPS=all")
     parts = [
         findings(f"import fault_sweeps; fault_sweeps.sweep({kind!r}, {part!r})")

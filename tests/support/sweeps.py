@@ -2,15 +2,19 @@
 
 Without it a sweep takes a quarter of the operations, which shows in seconds that each kind of
 failure is survived. "single" takes all of them, and "all" adds pairs of faults, which take minutes.
+"half" has the pairs of every other operation, by the seed, which is the commit's.
 """
 
 import os
 
 EXTENT = os.environ.get("MANAGEDMEM_SWEEPS")
-assert EXTENT in (None, "single", "all"), f"MANAGEDMEM_SWEEPS={EXTENT} is neither single nor all"
-SHARE = 1 if EXTENT else 4
+SHARES = {None: 4, "single": 1, "half": 2, "all": 1}
+assert EXTENT in SHARES, f"MANAGEDMEM_SWEEPS={EXTENT} is none of single, half and all"
+SHARE = SHARES[EXTENT]
+HAS_PAIRS = EXTENT in ("half", "all")
+START = int(os.environ.get("MANAGEDMEM_SEED", "0")) if EXTENT == "half" else 0
 
 
 def sample(operations, first=0):
     """One of SHARE operations, from the one with that number on."""
-    return list(operations)[first % SHARE :: SHARE]
+    return list(operations)[(START + first) % SHARE :: SHARE]
