@@ -217,7 +217,7 @@ class TestTargets:
 
     def test_the_keys_of_a_dict_are_no_targets(self, buf, function):
         with pytest.raises(
-            TypeError, match=r"targets\[0\]: .*got 'a': pass the values\(\) of a dict"
+            TypeError, match=r"targets\[0\]: .*got 'a'\. .*: pass the values\(\) of the dict"
         ):
             function({"a": buf})
         with pytest.raises(TypeError, match=r"got 7$"):

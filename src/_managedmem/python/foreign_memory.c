@@ -422,9 +422,10 @@ refuse_target(mm_state *state, PyObject *value)
         "__cuda_array_interface__, __array_interface__ or __dlpack__, a cuda.core Buffer "
         "or an object with the buffer protocol, got %.200R%s",
         value,
-        PyUnicode_Check(value) ? ": pass the values() of a dict, not its keys, and "
-                                 "to_numpy() of a column of pandas"
-                               : "");
+        PyUnicode_Check(value)
+            ? ". A dict and a DataFrame give names: pass the values() of the dict, "
+              "or to_numpy() of a column"
+            : "");
 }
 
 int
