@@ -50,8 +50,7 @@ SANITIZED = [
 ]
 # Of tests/project, the files that run something on the device. The others read sources or compile,
 # which a GPU does not change.
-USING_A_GPU = {"test_benchmarks", "test_demo", "test_docs", "test_examples"}
-USING_A_GPU |= {"test_top_command", "test_top_watch"}
+USING_A_GPU = {"test_benchmarks", "test_demo", "test_docs", "test_examples", "test_top_command"}
 ALONE = {
     "test_docs",
     "test_frames",
