@@ -6,6 +6,7 @@ The libraries themselves are in test_library_exports.
 import contextlib
 import ctypes
 import gc
+import io
 
 import pytest
 
@@ -423,6 +424,16 @@ class TestWrappedMemory:
 
 
 class TestBufferProtocol:
+    def test_read_only_memory_is_not_lent_for_writes(self):
+        constant = bytes(PAGE)
+        address = ctypes.cast(constant, ctypes.c_void_p).value
+        wrapped = ManagedBuffer.from_handle(address, PAGE, owner=constant)
+        with pytest.raises(TypeError, match="read-write"):  # in place of the BufferError
+            io.BytesIO(b"written").readinto(wrapped)
+        with memoryview(wrapped) as view:
+            assert view.readonly is True
+        assert constant == bytes(PAGE)
+
     def test_is_writable_memory(self, buf):
         with memoryview(buf) as view:
             assert view.readonly is False
