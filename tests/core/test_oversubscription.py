@@ -38,27 +38,48 @@ def run(program):
     return run_python(code, emulator="devices=2,capacity_mib=16").stdout
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
-        "large.prefetch(ZERO)",
-        "large.discard_prefetch(ZERO)",
-        "setattr(large, 'preferred_location', ZERO)",
-        "managedmem.prefetch([half, other], ZERO)",
-        "managedmem.discard_prefetch([half, other], ZERO)",
-        "managedmem.prefetch([half, other], ZERO, unsupported='skip')",
-        "managedmem.advise([half, other], 'set_preferred_location', ZERO)",
-        "policy.apply([half, other])",
-        "policy.apply([half, other], unsupported='skip')",
-        "policy.applied(large).__enter__()",
-        "PrefetchPlan([(half, ZERO), (other, ZERO)]).execute()",
-        "PrefetchPlan([(half, ZERO), (other, ZERO)]).discard_prefetch()",
-        "managedmem.empty(17 * MIB, prefetch=ZERO)",
-        "managedmem.zeros(17 * MIB, policy=policy)",
-    ],
-)
+OVERFILLING = [
+    "large.prefetch(ZERO)",
+    "large.discard_prefetch(ZERO)",
+    "setattr(large, 'preferred_location', ZERO)",
+    "managedmem.prefetch([half, other], ZERO)",
+    "managedmem.discard_prefetch([half, other], ZERO)",
+    "managedmem.prefetch([half, other], ZERO, unsupported='skip')",
+    "managedmem.advise([half, other], 'set_preferred_location', ZERO)",
+    "policy.apply([half, other])",
+    "policy.apply([half, other], unsupported='skip')",
+    "policy.applied(large).__enter__()",
+    "PrefetchPlan([(half, ZERO), (other, ZERO)]).execute()",
+    "PrefetchPlan([(half, ZERO), (other, ZERO)]).discard_prefetch()",
+    "managedmem.empty(17 * MIB, prefetch=ZERO)",
+    "managedmem.zeros(17 * MIB, policy=policy)",
+]
+
+
+@pytest.mark.parametrize("act", OVERFILLING)
 def test_a_device_that_is_to_hold_more_than_it_has(act):
     assert run(f"print(*warned(lambda: {act}))").startswith("Device(0) is to hold ")
+
+
+@pytest.mark.parametrize("act", OVERFILLING)
+def test_a_warning_that_is_an_error_comes_before_any_change(act):
+    assert (
+        run(
+            f"""
+        def state():
+            pages = [buffer.page_runs() for buffer in (large, half, other)]
+            return pages, managedmem.memory_stats().managed.nbytes
+        before = state()
+        warnings.simplefilter("error")
+        try:
+            {act}
+        except UserWarning as error:
+            print(str(error)[:21])
+        assert state() == before
+        """
+        )
+        == "Device(0) is to hold \n"
+    )
 
 
 @pytest.mark.parametrize(
