@@ -282,13 +282,12 @@ class Places:
     def check_places(self, site: Site) -> None:
         """Warn of a tensor that is in other memory by now."""
         if self._watches_places:
-            for part in site.parts + site.sliced:
-                for place in self._parts.get(id(part), ()):
-                    # A collection in this loop may call remove().
-                    if place.has_changed() and self._watches_places:
-                        self._watches_places = False
-                        warnings.warn(_LEFT.format(place.name), stacklevel=2)
-                        return
+            for place in self._places(site):
+                # A collection in this loop may call remove().
+                if place.has_changed() and self._watches_places:
+                    self._watches_places = False
+                    warnings.warn(_LEFT.format(place.name), stacklevel=2)
+                    return
 
     def check_gradients(self, sites: list[Site]) -> None:
         """Warn of a gradient that is not in the budget, after a part of a backward pass."""
@@ -486,9 +485,7 @@ class Announcer:
     def leave(self, site: Site) -> None:
         """Release the uses of a forward call of the site."""
         uses = self._uses()
-        known = uses.open[:]  # a collection may end them meanwhile
-        for i in range(len(known) - 1, -1, -1):
-            use = known[i]
+        for i, use in reversed(list(enumerate(uses.open))):  # a collection may end them meanwhile
             if use.site is site and not use.backward:
                 while len(uses.open) > i:
                     uses.end_last()
@@ -625,29 +622,18 @@ vars(_apart)["_torchdynamo_disable"] = True
 vars(_apart)["_torchdynamo_disable_msg"] = _BREAKS
 
 
-def _needs_frames(site: Site) -> bool:
-    """False for a call of parts on the device that no backward pass comes back to."""
-    if torch.is_grad_enabled() or site.sliced:
-        return True
-    return any(part.place != "device" for part in site.parts)
-
-
 # Few functions, and none that is bound: torch.compile makes guards for each, and they are kept.
 def _begin(announcer: Announcer, site: Site | None, in_python: bool) -> None:
     if site is None:
         announcer.end_compiled_round()
         announcer.begin_round()
-    elif _needs_frames(site):
-        announcer.enter(site, in_python=in_python)
     else:
-        announcer.on_device += len(site.parts)
+        announcer.enter(site, in_python=in_python)
 
 
 def _end(announcer: Announcer, site: Site | None, output: object) -> None:
     if site is None:
         announcer.end_round()
-        return
-    if not _needs_frames(site):
         return
     announcer.leave(site)
     if not torch.is_grad_enabled() or not site.parts:
