@@ -129,7 +129,7 @@ def mapping() -> list[int]:
     found = []
     for process in _of_this_user():
         with contextlib.suppress(OSError), open(f"/proc/{process}/maps", "rb") as file:
-            if MANAGED.encode() in file.read():
+            if f" {MANAGED}\n".encode() in file.read():
                 found.append(process)
     return found
 
