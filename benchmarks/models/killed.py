@@ -41,6 +41,7 @@ SHAPE = Shape(64, 128, 4, 256, 2)
 SAVED = 8  # steps between two checkpoints
 TIMEOUT = 5.0  # seconds of torch.distributed
 MARGIN = 10.0  # seconds more, after which the other rank hangs
+WRITING = 0.3  # seconds for its stacks
 STARTING = 45.0  # seconds until a start may have failed
 MOST = 62.0  # seconds of all
 ENDLESS = 1_000_000
@@ -236,6 +237,7 @@ class Job:
             if took < TIMEOUT + MARGIN:
                 return
             self.counts.hangs += 1
+            self.tell_hang()
             ranks.end(self.processes)
         else:
             self.counts.ends.append(took * 1e9)
@@ -244,6 +246,13 @@ class Job:
         self.left -= 1
         last = max((step for step, _ in losses_of(self.folder)), default=0)
         self.start(ENDLESS if self.left else max(last, self.expected) + SAVED + 2)
+
+    def tell_hang(self) -> None:
+        """Print the log and the stacks of the rank that goes on."""
+        other = self.processes[1 - self.victim]
+        other.tell_stacks()
+        time.sleep(WRITING)
+        print(f"{self.way}, a hang:\n{other.text()[-6000:]}", file=sys.stderr, flush=True)
 
     def check_finished(self) -> None:
         for each in self.processes:

@@ -7,6 +7,7 @@ CPU. The server ends every rank that it started, by its id, also when it is ende
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import resource
@@ -33,6 +34,7 @@ MEETING = 30  # seconds that ranks wait for each other at the start
 GRACE = 8.0  # seconds for the others when a rank has failed
 PERIOD = 0.02  # between two looks at the ranks
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl()
+STACKS = signal.SIGUSR1  # a rank that gets it writes its stacks
 FACTS = {  # before torch is imported in a server: a lost rank is an error within the timeout
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -46,10 +48,12 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def listening() -> socket.socket:
+    """A socket at a free port, which stays taken until the first rank listens there."""
+    found = socket.socket()
+    found.bind(("127.0.0.1", 0))
+    found.listen()
+    return found
 
 
 @dataclass
@@ -90,9 +94,9 @@ class Rank:
 Work = Callable[[Rank], Found]
 
 
-def join(rank: Rank, port: int, seconds: float) -> None:
+def join(rank: Rank, listener: socket.socket, seconds: float) -> None:
     """Take a GPU and enter the group, whose operations may take so many seconds."""
-    place = rank.place
+    place, port = rank.place, listener.getsockname()[1]
     numbers = {"RANK": rank.number, "LOCAL_RANK": rank.number}
     numbers |= {"WORLD_SIZE": rank.world, "LOCAL_WORLD_SIZE": rank.world, "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in numbers.items()}, MASTER_ADDR="127.0.0.1")
@@ -103,10 +107,13 @@ def join(rank: Rank, port: int, seconds: float) -> None:
         torch.zeros(1, device=place.device)
     if rank.world == 1:
         return
-    first = rank.number == 0
-    patience = timedelta(seconds=MEETING)
-    store = vars(dist)["TCPStore"]("127.0.0.1", port, rank.world, first, timeout=patience)
-    options: dict[str, Any] = {"store": store, "rank": rank.number, "world_size": rank.world}
+    options: dict[str, Any] = {"timeout": timedelta(seconds=MEETING)}
+    if first := rank.number == 0:
+        options |= {"master_listen_fd": listener.detach()}
+    else:  # a second one who holds it would take calls for a first one that has died
+        listener.close()
+    store = vars(dist)["TCPStore"]("127.0.0.1", port, rank.world, first, **options)
+    options = {"store": store, "rank": rank.number, "world_size": rank.world}
     options |= {"timeout": timedelta(seconds=seconds)}
     if place.tiny:
         dist.init_process_group("gloo", **options)
@@ -115,9 +122,9 @@ def join(rank: Rank, port: int, seconds: float) -> None:
     rank.together()
 
 
-def be_rank(rank: Rank, work: Work, port: int, seconds: float) -> Found:
+def be_rank(rank: Rank, work: Work, listener: socket.socket, seconds: float) -> Found:
     """The whole course of a rank, up to its result."""
-    join(rank, port, seconds)
+    join(rank, listener, seconds)
     found = work(rank)
     rank.together()
     return found
@@ -148,6 +155,7 @@ class Process:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for descriptor in (1, 2):
             os.dup2(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+        faulthandler.register(STACKS, file=2, all_threads=True)
 
         def say(text: str) -> None:
             os.write(put, text.encode() + b"\n")
@@ -180,6 +188,11 @@ class Process:
                 os.close(self.get)
         return self.status is not None
 
+    def tell_stacks(self) -> None:
+        """Let it write the stacks of its threads into its log."""
+        if not self.look():
+            os.kill(self.pid, STACKS)
+
     def kill(self) -> None:
         if not self.look():
             os.kill(self.pid, signal.SIGKILL)
@@ -201,20 +214,20 @@ def started(
     work: Work, folder: Path, *, tiny: bool, share: float, world: int = WORLD, seconds: float = 60.0
 ) -> list[Process]:
     """Ranks that do some work, with their logs in a folder."""
-    port = free_port()
 
     def run(number: int, say: Callable[[str], None]) -> Found:
         rank = Rank(number, world, Place(tiny, share, number), say)
-        return be_rank(rank, work, port, seconds)
+        return be_rank(rank, work, listener, seconds)
 
     found: list[Process] = []
-    try:
-        for number in range(world):
-            log = folder / f"{port}-{time.monotonic_ns()}-{number}.log"
-            found.append(Process(number, log, partial(run, number)))
-    except BaseException:
-        end(found)
-        raise
+    with listening() as listener:
+        try:
+            for number in range(world):
+                log = folder / f"{time.monotonic_ns()}-{number}.log"
+                found.append(Process(number, log, partial(run, number)))
+        except BaseException:
+            end(found)
+            raise
     return found
 
 
