@@ -117,8 +117,8 @@ def join(rank: Rank, listener: socket.socket, seconds: float) -> None:
     options |= {"timeout": timedelta(seconds=seconds)}
     if place.tiny:
         dist.init_process_group("gloo", **options)
-    else:
-        dist.init_process_group("nccl", device_id=place.device, **options)
+    else:  # gloo for objects: NCCL's timeout does not end the first send to a rank that has died
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place.device, **options)
     rank.together()
 
 
