@@ -1,5 +1,5 @@
-/* counted_waits.h: counts the waits of the extension for conditions, so that a test knows that a
- * thread waits. run.sh links every test so that its calls of pthread_cond_wait come here. */
+/* counted_waits.h: counts the extension's waits for condition variables, so that a test knows
+ * when a thread waits. run.sh links every test so that its calls of pthread_cond_wait come here. */
 #ifndef COUNTED_WAITS_H
 #define COUNTED_WAITS_H
 

@@ -58,7 +58,7 @@ TEST(a_loop_is_loaded_ahead)
     end_model();
 }
 
-/* The uses of one long round, in an order that nothing was learned of. */
+/* The uses of one long round, in an order about which nothing was learned. */
 TEST(a_given_order_is_loaded_ahead)
 {
     static const uint32_t order[] = {5, 0, 7, 2, 8, 1, 6, 3, 4};

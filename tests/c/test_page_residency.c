@@ -1,6 +1,6 @@
-/* test_page_residency.c: the places of pages, made of the page map and of the driver's records or its
- * answers: byte for byte, with refusals of the driver and of the system, and on machines with several
- * NUMA nodes. */
+/* test_page_residency.c: the places of pages, from the page map and the driver's records or its
+ * answers: byte for byte, with refusals of the driver and of the system, and on machines with
+ * several NUMA nodes. */
 #include <errno.h>
 #include <stdbool.h>
 

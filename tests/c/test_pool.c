@@ -184,7 +184,7 @@ TEST(pools_wait_where_an_event_fails)
     }
 }
 
-/* Also if no event can be created or recorded behind them. */
+/* Even if no event can be created or recorded behind them. */
 TEST(pools_wait_for_frees_that_failed_after_they_acted)
 {
     static const char *const calls[] = {"cuMemFreeAsync", "cuEventRecord", "cuEventCreate",

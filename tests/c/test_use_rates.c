@@ -90,7 +90,8 @@ TEST(the_second_surprise_makes_a_part_irregular)
     CHECK(!mm_use_rate_is_regular(&rates[0]));
 }
 
-/* Of late: what was used most before is overtaken after some rounds, also across coolings. */
+/* Recent uses count: what was used most before is overtaken after some rounds, even across
+ * coolings. */
 TEST(the_part_that_is_used_most_has_the_most_heat)
 {
     uint32_t coolings = 0;

@@ -40,7 +40,7 @@ def universe(members):
 
 @pytest.fixture
 def others(members):
-    """With one that has a stranger."""
+    """Every subset, and a set with a location that cannot be a member."""
     return [*live_sets.subsets(members), {Host(0), members[0]}]
 
 

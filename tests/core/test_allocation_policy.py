@@ -61,7 +61,7 @@ class TestAdvice:
             assert MigrationPolicy.of(buffer).is_default
 
     def test_numa_hosts(self, way, size):
-        """Of one node the driver keeps nothing; then the host as a whole is the same place."""
+        """With one node the driver records none; the host as a whole is then the same place."""
         for place in (Host(0), Host.numa_current()):
             with way(size, MigrationPolicy.prefer(place)) as buffer:
                 assert buffer.preferred_location in {Host(0), Host()}

@@ -428,7 +428,7 @@ def test_an_array_interface_that_changes_while_it_is_read(buf, device0):
 
 @pytest.mark.parametrize("name", ["", "x", "streams", "stream\0", "stream\0" + 99 * "x", "\udc80"])
 def test_names_that_no_parameter_has(untouched, name):
-    """Also names that begin with one that there is, and go on behind a NUL."""
+    """Even names that begin with an existing name, and go on behind a NUL."""
     for function in (untouched.prefetch, untouched.fill, managedmem.PrefetchPlan):
         with pytest.raises(TypeError, match="unexpected keyword argument"):
             function(**{name: None})

@@ -31,7 +31,7 @@ def text_of(node):
 
 
 def strips(buffer):
-    """The strips: of each, the first column, the columns and the colour of its bars."""
+    """The strips: for each, the first column, the columns and the colour of its bars."""
     return [
         [
             (int(bar.getAttribute("x")), int(bar.getAttribute("width")), bar.getAttribute("fill"))

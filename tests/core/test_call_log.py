@@ -102,7 +102,7 @@ class TestAccessedBy:
     def test_bulk_is_one_query_and_only_the_needed_advice(
         self, buf, members, device1, before, change, added, removed
     ):
-        """And one query more, whether what was added is recorded."""
+        """And one more query, for whether what was added is recorded."""
         buf.accessed_by = [members[int(i)] for i in before]
         calls = recorded(lambda: change(buf, members))
         queries = 2 if added else 1
@@ -114,7 +114,7 @@ class TestAccessedBy:
 
     @pytest.mark.parametrize("there", [True, False])
     def test_discard_is_one_query_and_one_advice(self, buf, there):
-        """Also where the member does not show: some of the pages may have it."""
+        """Even where the member does not show: some of the pages may have it."""
         buf.accessed_by = [Host()] if there else []
         calls = recorded(lambda: buf.accessed_by.discard(Host()))
         assert names(calls) == ["cuMemRangeGetAttribute", "cuMemAdvise"]
@@ -313,7 +313,7 @@ class TestBuffer:
 
 
 class TestThresholds:
-    """The sizes from which measurements let a prefetch be deferred or share a batch call."""
+    """The sizes from which a prefetch is deferred or shares a batch call, as measurements say."""
 
     @pytest.fixture
     def large(self, alloc):

@@ -135,7 +135,7 @@ class TestFill:
 
 
 class TestOptions:
-    """cuda.core's hints for copies, of which `test_copies.py` has the effect."""
+    """cuda.core's hints for copies; `test_copies.py` tests their effect."""
 
     def test_none_is_taken(self, buf, alloc):
         other = alloc(buf.size)

@@ -564,7 +564,7 @@ class TestArrayInterfaceEntries:
 
 
 class TestHostMemoryUnderSlowWork:
-    """A copy of system memory is done when the call returns, also behind work that is queued."""
+    """A copy of system memory is done when the call returns, even behind queued work."""
 
     def test_the_source_can_be_overwritten(self, alloc, late):
         buffer, source = alloc(SIZE), bytearray(pattern(SIZE))

@@ -109,7 +109,7 @@ def test_a_view_during_a_capture_is_refused_while_recording(alloc, stream):
 
 @pytest.mark.emulator_only
 class TestPrograms:
-    """Loops whose accesses of the device the emulated driver is told; on a GPU they are kernels."""
+    """Loops that tell the emulated driver the device's accesses; on a GPU these are kernels."""
 
     @staticmethod
     def findings(prepare, body, rounds=3, resource=None):

@@ -38,7 +38,7 @@ class Freeing:
 
 
 def growth(before, after):
-    """The numbers of memories that began, and that live, and their bytes."""
+    """How many memories began, how many live, and their bytes."""
     return (
         after.made - before.made,
         after.living - before.living,

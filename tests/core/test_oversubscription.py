@@ -1,4 +1,4 @@
-"""The warnings of allocations and places that devices and the host have no memory for."""
+"""The warnings about memory that devices, or devices and the host together, cannot hold."""
 
 import textwrap
 

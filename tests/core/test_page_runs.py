@@ -171,7 +171,7 @@ class TestPageRuns:
             cut = rng.choice([0, 0, 1, PAGE // 2 - 1])
             part = buffer.range(first * PAGE + cut, (last - first) * PAGE - 2 * cut)
             each = [buffer.range(i * PAGE, PAGE) for i in range(first, last)]
-            # Of ranges, drivers record only what is set; the rest goes page by page. On an H200,
+            # For ranges, drivers record only what is set; the rest goes page by page. On an H200,
             # pages of a range differed where some had its advice, and members were dropped again.
             setting = [part] if EMULATED else each
             place = rng.choice(places)

@@ -207,7 +207,7 @@ def batch_places(call):
 
 
 def logged(calls):
-    """The same three of a call log; of prefetches after a discard, only their number is told."""
+    """The same three from a call log; for prefetches after a discard, only their number."""
     batches = [c for c in calls if "ranges" in c.args]
     by_batch = [batch_places(c) for c in batches]
     moved = None

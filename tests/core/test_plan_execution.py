@@ -214,7 +214,7 @@ class TestFit:
         a, b = alloc(MIB), alloc(MIB)
         plan = PrefetchPlan.fit([a, CudaArray(a), b, a, b], device0, 2 * MIB)
         assert set(places(plan)) == {device0}
-        # What went to the host stays there, also when it comes again.
+        # What went to the host stays there, even when it comes again.
         plan = PrefetchPlan.fit([a, b, b, a], device0, MIB)
         assert places(plan) == [device0, Host(), Host(), device0]
 

@@ -47,7 +47,7 @@ def ticks(axes):
 
 
 def lane_bars(axes):
-    """Of each bar of a timeline, by lane and legend: the edges, and its ends above the middle."""
+    """For each bar of a timeline, by lane and legend: the edges, and its ends above the middle."""
     found = {}
     for patch in axes.patches:
         if isinstance(patch, StepPatch):
@@ -303,7 +303,7 @@ class TestTimeline:
 
 
 def place_names(axes):
-    """Of each row of the picture, the changes of places: the first column and the name."""
+    """For each row of the picture, the changes of places: the first column and the name."""
     (image,) = axes.get_images()
     names = {
         matplotlib.colors.to_hex(patch.get_facecolor()): text.get_text()

@@ -284,7 +284,7 @@ class TestApply:
         assert MigrationPolicy.of(array) == MigrationPolicy.prefer(device0)
 
     def test_numa_hosts(self, alloc):
-        """Of one node the driver keeps nothing; then the host as a whole is the same place."""
+        """With one node the driver records none; the host as a whole is then the same place."""
         buffer = alloc(2 * PAGE)
         for policy, before in itertools.product(NUMA, samples()):
             before.apply(buffer)

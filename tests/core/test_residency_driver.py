@@ -212,7 +212,7 @@ def test_captures_survive(mode):
 
 
 def test_calls_are_few():
-    """None for memory on the host; of more, at most 4096 pages a call."""
+    """None for memory on the host; for other memory, up to 4096 pages a call."""
     run("""
         buffer = managedmem.empty(64 * MIB)
         store(buffer)
@@ -229,7 +229,7 @@ def test_calls_are_few():
 
 
 class TestPresentation:
-    """Of a Residency of 8 pages: 4 on the host, 2 on devices, 1 nowhere, 1 of another process."""
+    """A Residency of 8 pages: 4 on the host, 2 on devices, 1 nowhere, 1 of another process."""
 
     RUNS = ((0, 4, 0, 0, 0), (4, 1, 3, 2, 1), (5, 1, 3, 2, 2), (6, 1, 2, 2, 0), (7, 1, 1, 2, 0))
 

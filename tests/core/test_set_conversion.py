@@ -136,7 +136,7 @@ def test_an_interrupt_comes_through(case):
 
 
 def test_random_operands_agree_with_in(case):
-    """Of every set of names, for each operator: as the members that `in` finds."""
+    """Every set of names counts, for each operator, as the members that `in` finds."""
     view, named, other = case
     names = [named, other, "cpu", 1000, next(iter(view))]
     for count in range(len(names) + 1):

@@ -458,7 +458,7 @@ class TestLives:
 
     @pytest.mark.parametrize("size", [8 * PAGE, 4 * MIB])
     def test_host_accesses_just_before_the_free_belong_to_the_memory(self, alloc, size):
-        """Also where no driver call lies between the two."""
+        """Even where no driver call lies between the two."""
         buffer, neighbour = alloc(size), alloc(size)
         buffer.name = "read and freed"
         store(buffer)

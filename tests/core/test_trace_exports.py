@@ -14,7 +14,7 @@ from constants import MIB, PAGE
 from managedmem import Device, Host
 from programs import run_python
 
-# Of the Trace Event Format: the fields that each kind of event must have, and those it may have.
+# The Trace Event Format: the fields that each kind of event must have, and those it may have.
 PLACE = {"ph", "name", "pid", "tid"}
 FIELDS = {
     "X": (PLACE | {"cat", "ts", "dur"}, {"args"}),

@@ -435,7 +435,7 @@ class TestHostileQueues:
 
 class TestProcesses:
     def test_the_first_start_after_small_memory_was_freed_on_a_device(self):
-        """Its pages stay there, also for the memory that gets the address next."""
+        """Its pages stay there, even for the memory that gets the address next."""
         run_python(
             """
             import ctypes, managedmem

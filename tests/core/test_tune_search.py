@@ -19,7 +19,7 @@ from step_costs import RUN, Noise, StepClock, Steps, tuned
 DEVICE = Device(0)
 
 
-# Of tables of the sign test: the index k of the interval of 95 % for the median.
+# From tables of the sign test: the index k of the 95 % interval for the median.
 TABLE = {
     6: 1, 7: 1, 8: 1, 9: 2, 10: 2, 11: 2, 12: 3, 13: 3, 14: 3, 15: 4, 16: 4, 17: 5,
     18: 5, 19: 5, 20: 6, 25: 8, 30: 10, 35: 12, 40: 14, 50: 18, 100: 40,

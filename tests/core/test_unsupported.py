@@ -241,7 +241,7 @@ class TestErrorsStay:
     )
     @pytest.mark.parametrize("code", [1, 101, 801, 999])
     def test_a_driver_that_fails(self, alloc, function, call, code):
-        """Also with the codes that stand for a missing ability, where nothing is missing."""
+        """Even with the codes that stand for a missing ability, where nothing is missing."""
         good = alloc(PAGE)
         emulator.fail(function, nth=1, code=code)
         with pytest.raises(CUDAError) as caught:
@@ -355,7 +355,7 @@ class TestPolicies:
     @pytest.mark.emulator_only
     @pytest.mark.parametrize("code", [101, 801, 999])
     def test_a_driver_that_fails(self, alloc, code):
-        """All or nothing, also with the codes that stand for a missing ability."""
+        """All or nothing, even with the codes that stand for a missing ability."""
         a, b = alloc(PAGE), alloc(PAGE)
         for nth in (1, 2):
             emulator.fail("cuMemAdvise", nth=nth, code=code)

@@ -91,7 +91,7 @@ class TestRemove:
 
     @pytest.mark.parametrize("number", [0, 7, 15])
     def test_the_learned_order_goes_on(self, working, groups, stream, number):
-        """Also at the turns of a loop that goes forward and then back."""
+        """Even at the turns of a loop that goes forward and then back."""
         use_all((groups + groups[::-1]) * 2, stream)
         working.remove(groups.pop(number))
         before = working.stats()

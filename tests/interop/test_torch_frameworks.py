@@ -12,7 +12,7 @@ from offloaded import assert_same_module
 from tensors import mt, torch
 
 transformers = pytest.importorskip("transformers")
-# Those of these libraries; what offload() warns of fails a test.
+# Warnings of these libraries are ignored; a warning of offload() fails a test.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

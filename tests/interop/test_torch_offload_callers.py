@@ -23,7 +23,7 @@ def trained(on, prepare=nothing, late=False, between=nothing, make=torch.optim.A
     """An offloaded model and a plain one after the same steps: models, optimizers, and the handle.
 
     prepare(model, optimizer) runs before or, if it is late, after the model is offloaded;
-    between() gets what it returned, which is returned too, after each backward pass.
+    between() gets its result after each backward pass. The results are returned too.
     """
     models = [layers(4, on=on)]
     optimizers = [make(models[0].parameters())]
@@ -360,7 +360,7 @@ def test_an_optimizer_in_a_wrapper(on):
 class TestHandles:
     @pytest.mark.parametrize("budget", [LAYER, 100 * LAYER], ids=["streamed", "resident"])
     def test_a_dropped_module_is_freed_at_once(self, on, budget):
-        """Also one that was never called."""
+        """Even one that was never called."""
         model = layers(on=on)
         mt.offload(model, DEVICE, budget=budget)
         died = weakref.ref(model)

@@ -121,7 +121,7 @@ class TestCalls:
         assert loaded[0] >= 4 and loaded[1] == 0
 
     def test_gradients_of_what_comes_before(self, on):
-        """Calls with gradients use the parameters, also of experts that are not trained."""
+        """Calls with gradients use the parameters, even those of experts that are not trained."""
         model = mixture(on)
         original = copy.deepcopy(model)
         for module in (model, original):

@@ -28,7 +28,7 @@ def nbytes(parameters):
 
 
 class Pair(Twins):
-    """Of the models, the last layer is trained at first."""
+    """At first, only the last layer of the models is trained."""
 
     def __init__(self, on, make, all_in_groups):
         model = layers(COUNT, on=on)
@@ -67,7 +67,7 @@ class TestChanges:
     @pytest.mark.parametrize("all_in_groups", [True, False])
     @pytest.mark.parametrize("name", MAKERS)
     def test_layers_that_train_later(self, on, name, all_in_groups, budget):
-        """Layer by layer, as of gradual unfreezing; then the last one is frozen again."""
+        """Layer by layer, as in gradual unfreezing; then the last one is frozen again."""
         pair = Pair(on, MAKERS[name], all_in_groups)
         copies = 2 if name == "Adam" else 1
         with pair.offload(BUDGETS[budget]) as handle:
@@ -244,7 +244,7 @@ class TestWhatAStepWrites:
     @pytest.mark.parametrize("budget", ["streamed", "some state"])
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_state_and_options(self, on, name, budget):
-        """As of a plain optimizer, in the same order."""
+        """As with a plain optimizer, in the same order."""
         pair = Twins(layers(COUNT, on=on), lambda parameters: two_groups(parameters, name))
         optimizers = pair.optimizer, pair.other
         schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, 0.5) for each in optimizers]

@@ -177,7 +177,7 @@ def living(seen):
 
 
 def check(name, kept, **named):
-    """The same things live as of a plain model, while something is kept and afterwards."""
+    """The same things live as with a plain model, while something is kept and afterwards."""
     found, seen = run(name, kept, None, **named)
     gc.collect()
     plain = living(seen)

@@ -239,7 +239,7 @@ class Fuzzer:
                 parameter.mul_(factor)
 
     def step_write_data(self):
-        """Of such writes torch counts none: the next call of the whole model sees them."""
+        """torch counts no such write: the next call of the whole model sees them."""
         for parameter in self.parameter():
             parameter.data.add_(0.125)
         self.step_forward()
@@ -269,7 +269,7 @@ class Fuzzer:
             assert same(made[name], tensor), (name, self.done)
 
     def step_again(self):
-        """Views of before stay with the memory of before."""
+        """Earlier views keep the earlier memory."""
         if self.chance.random() < 0.5:
             self.handle.remove()
             self.begin_again()

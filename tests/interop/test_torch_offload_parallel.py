@@ -125,7 +125,7 @@ class TestDistributed:
 
     @pytest.mark.timeout(PATIENCE + 20)
     def test_two_processes_have_the_numbers_of_plain_modules(self, on, tmp_path):
-        """Gradients are reduced while parts leave: of the last layers first, and at home too."""
+        """Gradients are reduced while parts leave, the last layers' first, and at home too."""
 
         def run(rank):
             return run_python(

@@ -21,7 +21,7 @@ STREAMED, RESIDENT, WHOLE = 4 * LAYER, (COUNT + 10) * LAYER, 6 * COUNT * LAYER
 
 
 class Pair(Twins):
-    """Of which one is offloaded."""
+    """Two models that are trained alike, one of them offloaded."""
 
     def __init__(self, on, model=None, budget=STREAMED, optimizer=make, **options):
         super().__init__(layers(COUNT, on=on) if model is None else model, optimizer)

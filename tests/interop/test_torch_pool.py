@@ -174,7 +174,7 @@ def without(missing):
 
 
 class TestArguments:
-    """They are read before anything else, so also where torch cannot have managed memory."""
+    """They are read before anything else, so even where torch cannot have managed memory."""
 
     @pytest.mark.parametrize("bad", ["prefer", Device(0), ("set_read_mostly", None)], ids=label)
     def test_a_policy_of_another_type(self, bad):

@@ -53,7 +53,7 @@ runpy.run_path("setup.py", run_name="__main__")
 
 
 def build(folder, before="", **environment):
-    """The output of a build in the folder, which must fail."""
+    """The output of a build in the folder; the build must fail."""
     pytest.importorskip("setuptools", reason="needs setuptools")
     done = subprocess.run(
         [sys.executable, "-c", RUN.format(folder=str(folder), before=before)],

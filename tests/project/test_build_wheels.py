@@ -34,7 +34,7 @@ def wheel(tmp_path):
 
 @pytest.fixture
 def only_path(tmp_path, monkeypatch):
-    """A folder that is all of PATH, and what puts a Python into it that reports a version."""
+    """A folder that is all of PATH, and a function that puts a Python of a version there."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -181,7 +181,7 @@ def names_without_example(names):
 
 def test_every_public_name_has_an_example_in_the_reference():
     public = {f"managedmem.{name}" for name in managedmem.__all__ if name != "emulator"}
-    aliases = {"ArrayLike", "Location", "StreamLike", "Target"}  # of which Sphinx knows nothing
+    aliases = {"ArrayLike", "Location", "StreamLike", "Target"}  # Sphinx does not know these
     public |= {f"managedmem.typing.{name}" for name in {*managedmem.typing.__all__} - aliases}
     for module in ("torch", "megatron"):
         public |= {f"managedmem.{module}.{name}" for name in public_names_of(module)}
@@ -366,7 +366,7 @@ def test_every_record_of_measurements_is_a_file_to_download():
 
 
 def test_the_pages_for_users_can_be_read():
-    """A page that says all is not read. Markup without letters does not count."""
+    """Nobody reads a page that says everything. Markup without letters does not count."""
     pages = [*documents.DOCS.glob("*.rst"), documents.DOCS / "performance.md"]
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
     assert 10_000 < len(re.findall(r"\S*\w\S*", text)) <= 25_000

@@ -1,4 +1,4 @@
-"""tools/gpu_suite.py and gpu_record.py: nothing that failed on a GPU is missing in a record."""
+"""tools/gpu_suite.py and gpu_record.py: nothing that failed on a GPU is missing from a record."""
 
 import importlib
 import subprocess

@@ -229,7 +229,7 @@ def test_every_public_name_is_documented(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "Working" in n])
 def test_members_of_working_sets_are_documented(name):
-    """They are written in Python, of which the stub says nothing."""
+    """They are written in Python, and the stub says nothing about them."""
     value = NAMES[name]
     members = public(n for cls in value.__mro__ if cls.__module__ != "builtins" for n in vars(cls))
     assert members and not [n for n in members if not inspect.getdoc(getattr(value, n))]

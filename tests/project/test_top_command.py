@@ -108,7 +108,7 @@ def run(*arguments, user=None, **environment):
 
 
 def sums_of(view):
-    """The sums of an interval, by memory, of its rates."""
+    """The sums of an interval by memory, from its rates."""
     return {
         row["label"]: {name: round(rate * view.seconds) for name, rate in row["rates"].items()}
         for row in view.rows

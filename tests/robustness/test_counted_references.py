@@ -366,7 +366,7 @@ class TestReferencesOfOrdinaryObjects:
         assert sys.getrefcount(name) == before
 
     def test_the_module_of_another_library_is_released(self, monkeypatch):
-        """cuda.core, which is looked at for the stream that a resource of others gets."""
+        """cuda.core, which is looked at for the stream that another library's resource gets."""
         core = types.ModuleType("cuda.core")
         core.Stream = Stream
 

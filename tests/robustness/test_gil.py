@@ -248,8 +248,8 @@ def test_the_end_of_the_interpreter_waits_without_the_gil():
 
 
 def test_a_watch_runs_without_the_gil():
-    """It makes system calls, of which no driver sees the GIL. Threads take turns only where one
-    gives the GIL up: the other one sees where."""
+    """It makes system calls, during which no driver can look at the GIL. Threads take turns only
+    where one gives the GIL up: the other one sees where."""
     done = run_python("""
         import os, sys, threading, time
         import managedmem

@@ -81,7 +81,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_nothing_is_left(name, monkeypatch):
-    """Of 2,000 rounds or more: 8 bytes of each would be seen.
+    """Over 2,000 rounds or more: 8 bytes from each would be seen.
 
     Python's tables of strings and such grow at once in one of the parts.
     """

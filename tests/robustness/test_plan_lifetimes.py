@@ -91,7 +91,7 @@ class TestLifetimes:
         buf.prefetch(Host())
 
     def test_nothing_is_held_after_an_execution(self, alloc):
-        """Guards that were entered are left, also after a refusal: closing would wait for ever."""
+        """Guards that were entered are left, even after a refusal: closing would wait for ever."""
         first, second = alloc(PAGE), alloc(PAGE)
         plan = PrefetchPlan([(first, Host()), (first[: PAGE // 2], Host()), (second, Host())])
         plan.execute()

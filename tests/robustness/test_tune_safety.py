@@ -260,7 +260,7 @@ class TestInterrupts:
 
     @pytest.mark.timeout(200)
     def test_leave_no_trace_running(self, case):
-        """Also while the error, whose frames have the trace, is kept."""
+        """Even while the error, whose frames have the trace, is kept."""
         self.at = self.count = 0
         before = sys.gettrace()
         case.tune(keep=False, pairs=5)  # imports all that it needs

@@ -271,7 +271,7 @@ working.close()
 @pytest.mark.parametrize("kind", ["WorkingSet", "ManagedWorkingSet"])
 class TestThreads:
     def test_they_use_one_set(self, kind):
-        """Also one group, nested and on streams of their own; a thread adds groups meanwhile."""
+        """Even one group, nested and on streams of their own; a thread adds groups meanwhile."""
         run(f"""
 working = {kind}(3 * SIZE, Device(0))
 groups = [working.add(b, "write") for b in buffers[:4]]

@@ -1,7 +1,7 @@
-"""Forks in programs of several threads, also where a sanitizer replaces malloc().
+"""Forks in programs of several threads, even where a sanitizer replaces malloc().
 
 malloc() of AddressSanitizer hangs in the child if another thread was in it at the fork; that of
-glibc does not. Each thread allocates when it begins, also one that makes no call of malloc().
+glibc does not. Each thread allocates when it begins, even one that makes no call of malloc().
 """
 
 import os

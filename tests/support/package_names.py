@@ -1,4 +1,4 @@
-"""Public names of the package, also of modules whose library this machine may lack."""
+"""Public names of the package, including those of modules whose library this machine may lack."""
 
 import ast
 import importlib.util

@@ -150,7 +150,7 @@ def run_program(command, env, patience=PATIENCE):
             process.send_signal(signal.SIGABRT)
             try:
                 out, err = process.communicate(timeout=5)
-            except subprocess.TimeoutExpired as later:  # also of a child, which has the same pipes
+            except subprocess.TimeoutExpired as later:  # even of a child, which has the same pipes
                 process.kill()
                 out, err = later.stdout, later.stderr
             limits = f"{patience} s of processor time, or {WAITING * patience} s"

@@ -43,7 +43,7 @@ FAULTS = {
 }
 
 
-# CPython keeps the names of attributes that were looked up last, also those made for one look-up.
+# CPython keeps the names of the latest attribute look-ups, even those made for one look-up.
 clear_type_cache = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 
 
