@@ -245,7 +245,7 @@ bare_call(PyObject *function, PyObject *arguments, PyObject *names, CUstream str
 
 /* --- the page map ----------------------------------------------------------------------- */
 
-/* Of linux/fs.h, which older systems lack. */
+/* The argument of PAGEMAP_SCAN, from linux/fs.h, which older systems lack. */
 typedef struct {
     uint64_t size, flags, start, end, walk_end, regions, region_count, max_pages;
     uint64_t inverted, mask, any_mask, return_mask;

@@ -3,7 +3,7 @@
 Each time is that of the whole operation, from the call to the end of the work on the stream, with
 `defer=False`; "deferring" is a group of its own. The same C code reads the clock and waits for all.
 `ours` is one call of the function, which reads its sequence of buffers each time; `plan` is
-`PrefetchPlan.execute`, whose arrays are filled before, as those of the bare forms are.
+`PrefetchPlan.execute`, whose arrays are filled beforehand, like those of the bare forms.
 """
 
 from __future__ import annotations

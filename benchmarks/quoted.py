@@ -1,9 +1,9 @@
 """Compares the numbers that pages quote with the measured results.
 
-docs/results/quoted.toml lists the sentences. ``results`` names the files that were measured; of a
-group in several, the last counts. A ``[[quote]]`` has a ``page``, a ``text`` of that page with
-``{}`` for each number, and ``values``, a Python expression for that number or for all of them. In
-it, each group of results is a dictionary of rows, and each row a dictionary of medians in
+docs/results/quoted.toml lists the sentences. ``results`` names the files with measurements; if
+several have a group, the last one counts. A ``[[quote]]`` has a ``page``, a ``text`` of that page
+with ``{}`` for each number, and ``values``, a Python expression for that number or for all of them.
+In it, each group of results is a dictionary of rows, and each row a dictionary of medians in
 nanoseconds (or bytes)::
 
     text = "holds the caller for {} ms"

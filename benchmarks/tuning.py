@@ -117,7 +117,7 @@ class Managed:
     # Contenders.
 
     def by_hand(self) -> dict[str, Step]:
-        """Without placement, and with those that were published."""
+        """The step without placement, and with the published placements."""
         hints = {"enter": self.give_hints, "leave": self.unset}
         return {
             PLAIN: Step(self.step),

@@ -1,4 +1,4 @@
-"""The loop of pipeline.py, with the prefetches of other libraries beside ours.
+"""The loop of pipeline.py, with the prefetches of other libraries beside this one's.
 
     python examples/pipeline_peers.py     on a machine with an NVIDIA GPU
 

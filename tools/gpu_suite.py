@@ -4,7 +4,7 @@
     python tools/gpu_suite.py two_devices --record docs/results
 
 - whole: the test suite in one process, with the conformance program among its tests
-- files: each test file in a process of its own, in a random order that --seed repeats; also those
+- files: each test file in a process of its own, in a random order that --seed repeats; even those
   of programs such as the examples, whose tests start processes
   (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold;
   files that measure the whole device run alone, after the others)

@@ -1,6 +1,6 @@
 """Write python/managedmem/data/digits.bin.gz from the digits that scikit-learn ships.
 
-Run it only to make the file anew: ``python tools/make_digits.py``. It needs scikit-learn; nothing
+Run it only to make the file again: ``python tools/make_digits.py``. It needs scikit-learn; nothing
 in the package does. The file is a gzip of 1,797 label bytes (0..9) followed by 1,797 x 64 pixel
 bytes (0..16, row by row), in the order of scikit-learn, and comes out the same each time.
 """

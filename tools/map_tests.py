@@ -3,8 +3,8 @@
     python tools/map_tests.py >tests/tests_of_sources.txt
 
 gcov counts what each file of tests runs of src/_managedmem, which takes as long as the suite. Each
-line of a source that tests reach has, where there are as many, four files that reach it: those that
-run most lines, and run them most often, in the least time.
+line of a source that tests reach has up to four files that reach it: those that run most lines, and
+run them most often, in the least time.
 """
 
 import gzip

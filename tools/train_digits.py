@@ -1,7 +1,7 @@
 """Train the digit classifier that the package ships, with the standard library only.
 
 ``python tools/train_digits.py`` writes python/managedmem/data/digits-weights.csv;
-``python tools/train_digits.py --check`` trains anew and compares with that file instead.
+``python tools/train_digits.py --check`` trains again and compares with that file instead.
 
 Softmax regression: 200 steps of gradient descent with momentum from zero on the cross entropy plus
 a small quadratic penalty, over the images outside ``managedmem.digits.HELD_OUT``. Nothing is random

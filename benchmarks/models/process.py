@@ -115,7 +115,7 @@ def difference(mine: list[Any], theirs: list[Any]) -> float:
 
 
 def ratios(results: dict[str, Result], by_hand: tuple[str, ...]) -> str:
-    """The medians as multiples of the fastest by hand, and the least values as that of its least.
+    """The medians and the least values, as multiples of those of the fastest by hand.
 
     On a machine that others use, the least ones say more.
     """

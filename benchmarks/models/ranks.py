@@ -1,7 +1,7 @@
 """Ranks of torch.distributed: forked from a server without a context of CUDA, watched, and ended.
 
 Each rank has torchrun's environment, one GPU and a log; on the emulated driver it has gloo and the
-CPU. The server ends every rank that it started, by its id, also when it is ended itself.
+CPU. The server ends every rank that it started, by its id, even when it is ended itself.
 """
 
 from __future__ import annotations

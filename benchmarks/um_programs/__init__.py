@@ -1,4 +1,4 @@
-"""Four programs with published placements of managed memory, written anew: BlackScholes, conjugate
+"""Four programs with published placements of managed memory, rewritten: BlackScholes, conjugate
 gradient, FFT convolution and FDTD-3D.
 
 The buffers, the phases and the placements are those of https://github.com/steven-chien/um-apps
