@@ -15,7 +15,7 @@ from programs import run_python
 
 SIZE = 16 * PAGE
 
-# Its devices move pages one by one; a few of the machines that run this do not.
+# The sets need devices that move pages one by one, which a few machines of the tests lack.
 pytestmark = pytest.mark.skipif(
     not EMULATED and not Device(0).concurrent_managed_access, reason="needs concurrent access"
 )
