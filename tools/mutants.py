@@ -394,6 +394,7 @@ def work_through(build, jobs):
 def show_that_killers_pass(build, killers):
     """Each passes on the unchanged sources; one that fails or is skipped there shows nothing."""
     place = Place(build, 0)
+    place.link_module()  # it may have the last change
     log = build.folder / "unchanged.log"
     programs = [killer for killer in killers if is_program(killer)]
     tests = [killer for killer in killers if not is_program(killer)]
@@ -495,8 +496,9 @@ def tests_of(mutation):
 
 
 def run(build, mutants, all_killed):
-    """Runs {mutant: its killers}; whether enough of them are killed."""
-    killed, ok = [], True
+    """Runs {mutant: its killers}; whether enough of them are killed, and what noticed them: one
+    test, or the whole killer if its log names none."""
+    killed, noticed, ok = [], set(), True
     for mutant, killer, end, _ in work_through(build, mutants.items()):
         if killer == "error":
             print(f"ERROR {end}")
@@ -509,13 +511,15 @@ def run(build, mutants, all_killed):
             killed.append((mutant.kind, killer is not None))
             if killer is None:
                 print(f"survived: {mutant.name} ({', '.join(mutants[mutant])})")
-            elif end == "hang":
+                continue
+            noticed.add(end if "::" in end else killer)
+            if end == "hang":
                 print(f"hangs, which counts as killed: {mutant.name}")
     lines, missed = judge(killed, all_killed)
     print("\n".join(lines))
     if missed:
         print(f"too few: {', '.join(missed)}")
-    return ok and not missed
+    return ok and not missed, noticed
 
 
 def survey(build, mutants):
@@ -559,14 +563,17 @@ def main(arguments=None):
     with tempfile.TemporaryDirectory() as folder:
         killers = sorted({killer for tests in mutants.values() for killer in tests})
         build = Build(Path(folder), killers)
+        if options.diff:  # whole files, of which few tests notice anything
+            enough, noticed = run(build, mutants, ())
+            show_that_killers_pass(build, sorted(noticed))
+            return 0 if enough else 1
         show_that_killers_pass(build, killers)
         if options.survey:
             survey(build, mutants)
             return 0
-        if options.diff:
-            return 0 if run(build, mutants, ()) else 1
         comment, killer = harmless_change({m: tests[0] for m, tests in mutants.items()})
-        return 0 if run(build, {comment: [killer], **mutants}, ALL_KILLED) else 1
+        enough, _ = run(build, {comment: [killer], **mutants}, ALL_KILLED)
+        return 0 if enough else 1
 
 
 if __name__ == "__main__":

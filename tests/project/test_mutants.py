@@ -176,6 +176,22 @@ class TestTheGate:
         assert kind in missed, "none of them at all shows nothing"
 
 
+def test_what_noticed_is_one_test_or_the_whole_killer(tool, mutations, monkeypatch):
+    """These must pass on the unchanged sources."""
+    ends = [
+        ("tests/core/test_a.py", "tests/core/test_a.py::test_one[a b]"),
+        ("tests/core/test_b.py", "SIGSEGV"),
+        ("tests/c/test_c.c", "status 1"),
+        (None, ""),
+    ]
+    made = [change(mutations, f"{n}.c", "count > 3", "", CODE) for n in range(len(ends))]
+    results = [(mutant, *end, 0) for mutant, end in zip(made, ends, strict=True)]
+    monkeypatch.setattr(tool, "work_through", lambda build, jobs: results)
+    enough, noticed = tool.run(None, dict.fromkeys(made, ()), ())
+    assert not enough
+    assert noticed == {ends[0][1], "tests/core/test_b.py", "tests/c/test_c.c"}
+
+
 SOURCES = {
     "src/_managedmem/memory/limit.h": "static inline int most(void) { return 4; }\n",
     "src/_managedmem/memory/near.h": '#include "limit.h"\n',
