@@ -117,7 +117,7 @@ def join(rank: Rank, listener: socket.socket, seconds: float) -> None:
     options |= {"timeout": timedelta(seconds=seconds)}
     if place.tiny:
         dist.init_process_group("gloo", **options)
-    else:  # gloo for objects: NCCL's timeout does not end the first send to a rank that has died
+    else:  # gloo for objects: over NCCL, a save has waited for a dead rank beyond the timeout
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=place.device, **options)
     rank.together()
 
