@@ -138,7 +138,7 @@ def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
     }
 
     def by_device(wanted: str) -> Mapping[Device | None, MemoryCounts]:
-        return MappingProxyType({d: found for (kind, d), found in counts.items() if kind == wanted})
+        return MappingProxyType({d: count for (kind, d), count in counts.items() if kind == wanted})
 
     return MemoryStats(
         counts["all", None],
@@ -165,11 +165,11 @@ def live(*, tracebacks: bool = False) -> list[LiveMemory]:
     """
     _check_flag("tracebacks", tracebacks)
     traces = _tracebacks() if tracebacks else {}
-    found = [
+    memories = [
         LiveMemory(label, nbytes, kind, _device(number), serial, age, start, traces.get(start))
         for label, nbytes, kind, number, serial, age, start in _memory_living()
     ]
-    return sorted(found, key=lambda memory: (-memory.nbytes, memory.serial))
+    return sorted(memories, key=lambda memory: (-memory.nbytes, memory.serial))
 
 
 def _check_flag(name: str, value: object) -> None:

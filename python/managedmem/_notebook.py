@@ -34,12 +34,12 @@ def _holders(shell: Any, buffer: ManagedBuffer) -> dict[str, str]:
     candidates = [(n, n, v) for n, v in list(shell.user_ns.items()) if not n.startswith("_")]
     results = shell.user_ns.get("Out", {})
     candidates += [(f"Out[{n}]", f"_{n}", v) for n, v in list(results.items())]
-    found, seen = {}, set()
+    holders, seen = {}, set()
     for place, name, value in candidates:
         if start <= _address(value) < stop and id(value) not in seen:
             seen.add(id(value))
-            found[place] = name
-    return found
+            holders[place] = name
+    return holders
 
 
 def hint(buffer: ManagedBuffer) -> str:

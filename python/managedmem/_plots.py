@@ -125,12 +125,12 @@ def title(axes: Any, text: str, part: TraceView, has_marks: bool = False) -> Non
     axes.set_title(text, loc="left", fontsize=10, pad=PAD if has_marks else 6, **PLAIN)
 
 
-def marks(axes: Any, found: Sequence[tuple[float, str]], unit: float) -> None:
+def marks(axes: Any, labels: Sequence[tuple[float, str]], unit: float) -> None:
     """Dotted lines at marks, with the labels that have room above the axis."""
     low, high = axes.get_xlim()
     inches = WIDTH * 0.75 / max(high - low, 1e-30)
     free = drawn = float("-inf")
-    for time, label in found:
+    for time, label in labels:
         at = time / unit
         if at - drawn < (high - low) / grid.COLUMNS:
             continue

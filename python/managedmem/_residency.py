@@ -143,12 +143,12 @@ class Residency:
         return sum(run[1] for run in self._raw_runs() if run[2] == _NOWHERE)
 
     def _by_location(self, *, of_devices: bool) -> dict[Device | Host, int]:
-        found: dict[Device | Host, int] = {}
+        totals: dict[Device | Host, int] = {}
         for _, nbytes, place, _, hint in self._raw_runs():
             if hint and (place == _DEVICE) is of_devices:
                 location = self._hints[hint - 1]
-                found[location] = found.get(location, 0) + nbytes
-        return found
+                totals[location] = totals.get(location, 0) + nbytes
+        return totals
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values for JSON; locations as str such as "Device(0)".

@@ -56,14 +56,14 @@ def fold(
         if kind not in parts:
             parts[kind] = [0.0] * columns
         _fill(parts[kind], offset * scale, (offset + size) * scale)
-    found: Columns[Kind] = []
+    strip: Columns[Kind] = []
     for column in range(columns if nbytes else 0):
         kind = next((kind for kind, part in parts.items() if part[column] > _ALL), mixed)
-        if found and found[-1][2] == kind:
-            found[-1] = found[-1][0], found[-1][1] + 1, kind
+        if strip and strip[-1][2] == kind:
+            strip[-1] = strip[-1][0], strip[-1][1] + 1, kind
         else:
-            found.append((column, 1, kind))
-    return found
+            strip.append((column, 1, kind))
+    return strip
 
 
 def _fill(columns: list[float], start: float, end: float) -> None:

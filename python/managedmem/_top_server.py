@@ -87,18 +87,18 @@ class Numbers:
         if not tracemalloc.is_tracing() or all(each.serial in self._sites for each in memories):
             return
         try:
-            found = {each.serial: each.traceback for each in live(tracebacks=True)}
+            tracebacks = {each.serial: each.traceback for each in live(tracebacks=True)}
         except RuntimeError:  # tracemalloc has ended meanwhile
             return
-        self._sites = {n: str(frames[-1]) if frames else None for n, frames in found.items()}
+        self._sites = {n: str(frames[-1]) if frames else None for n, frames in tracebacks.items()}
 
 
 # --- the server ---------------------------------------------------------------------------
 
 
 def _file_of(each: socket.socket) -> tuple[int, int]:
-    found = os.fstat(each.fileno())
-    return found.st_dev, found.st_ino
+    status = os.fstat(each.fileno())
+    return status.st_dev, status.st_ino
 
 
 class Server:

@@ -74,12 +74,12 @@ class Table:
         self.marks = [p for p in self.parts if p < len(labels)]
         self.labels = [*labels, "end"]
         times = [self.results.parts[p][1] for p in self.marks]
-        found = records_of(self.results, self.parts)
-        marks = self.np.zeros(len(times), found.dtype)
+        events = records_of(self.results, self.parts)
+        marks = self.np.zeros(len(times), events.dtype)
         marks["start"] = marks["end"] = times
         marks["kind"], marks["memory"] = MARK, 0xFFFFFFFF
         marks["source"] = marks["destination"] = -2
-        records = self.np.concatenate([marks, found])  # a mark comes before events at its time
+        records = self.np.concatenate([marks, events])  # a mark comes before events at its time
         order = self.np.argsort(records["start"], kind="stable")
         self.records = records[order]
         self.slices = self.np.concatenate([self.np.array(self.marks, "i8"), self._slices()])[order]
@@ -146,9 +146,9 @@ class Table:
 
     def _places(self, field: str) -> Any:
         values, places = self.np.unique(self.records[field], return_inverse=True)
-        found = [place_of(int(value)) for value in values]
+        locations = [place_of(int(value)) for value in values]
         return _categories(
-            self.pd, places, [None if place is None else str(place) for place in found]
+            self.pd, places, [None if place is None else str(place) for place in locations]
         )
 
     def _threads(self) -> Any:

@@ -91,8 +91,8 @@ class Rows:
 
     def described(self) -> list[str]:
         """The descriptions of the rows since the last call of this method."""
-        found, self.new = self.new, []
-        return found
+        rows, self.new = self.new, []
+        return rows
 
 
 def named_row(row: int, name: str) -> Iterator[str]:

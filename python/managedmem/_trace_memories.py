@@ -131,11 +131,11 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
     """The bytes between two addresses that are in ranges, which are sorted and separate."""
-    found, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
+    nbytes, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
     while at < len(ranges) and ranges[at][0] < end:
-        found += max(0, min(ranges[at][1], end) - max(ranges[at][0], start))
+        nbytes += max(0, min(ranges[at][1], end) - max(ranges[at][0], start))
         at += 1
-    return found
+    return nbytes
 
 
 def part_label(memories: Sequence[RawMemory], start: int, end: int) -> str:

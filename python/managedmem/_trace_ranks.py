@@ -115,10 +115,10 @@ def moved(
 
 def renumbered(event: dict[str, Any], number: int, shift: float) -> dict[str, Any]:
     """An event with the numbers and the time that it has in the file of all."""
-    found = {**event, "name": event["name"], "pid": event["pid"] + number * STRIDE}
-    found["tid"] = event["tid"] + number * STRIDE
+    copy = {**event, "name": event["name"], "pid": event["pid"] + number * STRIDE}
+    copy["tid"] = event["tid"] + number * STRIDE
     if "ts" in event:
-        found["ts"] = round(event["ts"] + shift, 3)
+        copy["ts"] = round(event["ts"] + shift, 3)
     if "id" in event:
-        found["id"] = event["id"] + number * ARROWS
-    return found
+        copy["id"] = event["id"] + number * ARROWS
+    return copy

@@ -324,10 +324,10 @@ class Results:
 
     def sum_of(self, parts: Sequence[int], memories: Collection[int]) -> list[int]:
         """The sums of memories over parts, by field."""
-        found = [
+        rows = [
             self.rows[key] for key in ((p, m) for p in parts for m in memories) if key in self.rows
         ]
-        sums = [sum(column) for column in zip(*found, strict=True)] or [0] * len(FIELDS)
+        sums = [sum(column) for column in zip(*rows, strict=True)] or [0] * len(FIELDS)
         if len(parts) > 1:  # all parts: bytes that turned back across a mark count too
             sums[FIELDS.index("turned_back")] += sums[FIELDS.index("turned_across")]
         return sums
@@ -510,13 +510,13 @@ class Results:
         """The memories that calls of this library prefetched, merged by label."""
         view = self._span(parts)
         kinds = view[_KIND_OFFSET :: RECORD.size].tobytes()
-        found, at = set(), kinds.find(CALL)
+        memories, at = set(), kinds.find(CALL)
         while at >= 0:
             record = RECORD.unpack_from(view, at * RECORD.size)
             if record[8] == PREFETCH and record[4] < len(self.memories):
-                found.add(record[4])
+                memories.add(record[4])
             at = kinds.find(CALL, at + 1)
-        return self._by_label(parts, found)
+        return self._by_label(parts, memories)
 
     def _by_label(self, parts: Sequence[int], indices: Iterable[int]) -> list[TraceMemory]:
         labels: dict[str, list[int]] = {}

@@ -51,8 +51,8 @@ def _phase_of(given: Any, place: str, default: str) -> Phase:
     if inspect.iscoroutinefunction(given):
         raise TypeError(f"{place} must not be a coroutine function: nobody would await it")
     if name is None:
-        found = getattr(given, "__name__", default)
-        name = default if found == "<lambda>" else str(found)
+        own_name = getattr(given, "__name__", default)
+        name = default if own_name == "<lambda>" else str(own_name)
     return Phase(name, given)
 
 

@@ -23,11 +23,11 @@ Row = tuple[str, Sequence[Sequence[tuple[float, float]]], bool]
 """A label, the pairs of each bar, and True if the change was kept."""
 
 
-def bars_of(found: TuneValues | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
+def bars_of(measured: TuneValues | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
     """One bar of paired seconds; one of bytes and one of faults where these decided."""
-    if found.counts is None:
-        return [found.pairs]
-    return [[pair] for pair in found.counts.values()]
+    if measured.counts is None:
+        return [measured.pairs]
+    return [[pair] for pair in measured.counts.values()]
 
 
 def rows_of(result: TuneValues) -> list[Row]:

@@ -294,12 +294,12 @@ def _keyed(entries: Entries) -> dict[tuple[str, str], Location]:
     return {(phase, name): location for phase, pairs in entries.items() for name, location in pairs}
 
 
-def entries_of(found: Mapping[tuple[str, str], Location], phases: Sequence[str]) -> Entries:
+def entries_of(places: Mapping[tuple[str, str], Location], phases: Sequence[str]) -> Entries:
     """Prefetches by phase, in the order of the phases."""
     return {
         phase: pairs
         for phase in phases
-        if (pairs := [(name, place) for (p, name), place in found.items() if p == phase])
+        if (pairs := [(name, place) for (p, name), place in places.items() if p == phase])
     }
 
 
@@ -431,27 +431,27 @@ def _trial_of(value: Any) -> TuneTrial:
     return TuneTrial(**values)
 
 
-def _values_of(found: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a result from its JSON form; TypeError, KeyError or ValueError for others."""
-    phases = _phases_from(found["phases"])
-    policies = _typed(found["policies"], dict, "policies")
+    phases = _phases_from(document["phases"])
+    policies = _typed(document["policies"], dict, "policies")
     return {
         "phases": phases,
         "policies": {name: _policy_of(each) for name, each in policies.items()},
-        "_prefetch_entries": _entries_from(found["prefetches"], "prefetches", phases),
-        "_discard_entries": _entries_from(found["discards"], "discards", phases),
-        "before": _time_of(found["before"], "before"),
-        "after": _time_of(found["after"], "after"),
-        "gain": _gain_of(found["gain"]),
-        "pairs": _pairs_of(found["pairs"]),
-        "judged_by": _typed(found.get("judged_by", SECONDS), str, "judged_by"),
-        "counts": _counts_of(found.get("counts")),
-        "noise": _number_of(found["noise"], "noise"),
-        "evidence": _typed(found["evidence"], str, "evidence"),
-        "notes": _texts_of(found["notes"], "notes"),
-        "seconds": _number_of(found["seconds"], "seconds"),
-        "machine": _typed(found["machine"], dict, "machine"),
-        "trials": tuple(map(_trial_of, _typed(found["trials"], list, "trials"))),
+        "_prefetch_entries": _entries_from(document["prefetches"], "prefetches", phases),
+        "_discard_entries": _entries_from(document["discards"], "discards", phases),
+        "before": _time_of(document["before"], "before"),
+        "after": _time_of(document["after"], "after"),
+        "gain": _gain_of(document["gain"]),
+        "pairs": _pairs_of(document["pairs"]),
+        "judged_by": _typed(document.get("judged_by", SECONDS), str, "judged_by"),
+        "counts": _counts_of(document.get("counts")),
+        "noise": _number_of(document["noise"], "noise"),
+        "evidence": _typed(document["evidence"], str, "evidence"),
+        "notes": _texts_of(document["notes"], "notes"),
+        "seconds": _number_of(document["seconds"], "seconds"),
+        "machine": _typed(document["machine"], dict, "machine"),
+        "trials": tuple(map(_trial_of, _typed(document["trials"], list, "trials"))),
     }
 
 

@@ -212,30 +212,30 @@ def evidence_in(
 ) -> Iterator[PhaseEvidence]:
     """The evidence of one phase, of one slice for each run; `memories` has theirs by name."""
     runs = len(slices)
-    moved = {name: sum(map(unasked, found)) for name, found in memories.items()}
+    moved = {name: sum(map(unasked, per_run)) for name, per_run in memories.items()}
     total = max(sum(unasked(part.total) for part in slices), sum(moved.values()), 1)
     duration = sum(part.duration for part in slices) / runs if timed else total / runs
-    for name, found in memories.items():
-        pairs = zip(slices, found, strict=True)
+    for name, per_run in memories.items():
+        pairs = zip(slices, per_run, strict=True)
         devices = [d for part, memory in pairs if (d := destination(part, memory)) is not None]
         sums: dict[str, float | None] = {}
         for each in _COUNTED:
-            values = [getattr(memory, each) for memory in found]
+            values = [getattr(memory, each) for memory in per_run]
             sums[each] = None if None in values else sum(values) / runs
         yield PhaseEvidence(
             name,
             phase,
-            found[0].nbytes,
+            per_run[0].nbytes,
             devices[-1] if devices else None,
-            sum(by_faults(memory, 0) for memory in found) / runs,
-            sum(by_faults(memory, 1) for memory in found) / runs,
-            sum(map(viewed, found)) / runs,
+            sum(by_faults(memory, 0) for memory in per_run) / runs,
+            sum(by_faults(memory, 1) for memory in per_run) / runs,
+            sum(map(viewed, per_run)) / runs,
             (
-                sum(memory.by_cause["requested"][0] for memory in found) / runs,
-                sum(memory.by_cause["requested"][1] for memory in found) / runs,
+                sum(memory.by_cause["requested"][0] for memory in per_run) / runs,
+                sum(memory.by_cause["requested"][1] for memory in per_run) / runs,
             ),
             stall=duration * moved[name] / total,
-            copying=sum(memory.move_time for memory in found) / runs if timed else 0.0,
+            copying=sum(memory.move_time for memory in per_run) / runs if timed else 0.0,
             **sums,  # type: ignore[arg-type]
         )
 
@@ -535,9 +535,9 @@ def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Can
         alike = of_rules(rule)
         sets.append(alike)
         sets += ([part for part in alike if phase in part.phases] for phase in phases)
-    for found in map(compatible, sets):
-        if len(found) > 1:
-            yield joined(found)
+    for group in map(compatible, sets):
+        if len(group) > 1:
+            yield joined(group)
 
 
 def fitted(
@@ -634,11 +634,11 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
     return usable(material, [*groups_of(parts, material.phases), *parts])
 
 
-def usable(material: Material, found: Iterable[Candidate]) -> list[Candidate]:
+def usable(material: Material, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Each change once, without changes that would fill a device, and without present advice."""
     seen: set[frozenset[Item]] = set()
     kept = []
-    for candidate in found:
+    for candidate in candidates:
         items = frozenset(candidate.items)
         if any(isinstance(i, Advise) and i.policy == material.base[i.name] for i in items):
             continue

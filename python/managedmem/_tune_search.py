@@ -56,10 +56,10 @@ def plans_of(
     entries: Mapping[tuple[str, str], Any], targets: Mapping[str, Any]
 ) -> dict[str, PrefetchPlan]:
     """A plan for each phase of pairs (phase, memory) with a location."""
-    found: dict[str, list[tuple[Any, Any]]] = {}
+    by_phase: dict[str, list[tuple[Any, Any]]] = {}
     for (phase, name), location in entries.items():
-        found.setdefault(phase, []).append((targets[name], location))
-    return {phase: PrefetchPlan(pairs) for phase, pairs in found.items()}
+        by_phase.setdefault(phase, []).append((targets[name], location))
+    return {phase: PrefetchPlan(pairs) for phase, pairs in by_phase.items()}
 
 
 class TunedStep:
@@ -354,7 +354,7 @@ class Search:
         much slower, and where the time is up.
         """
         settings = (first, second)
-        found = Pairs([], [] if self.clock.counted else None)
+        pairs = Pairs([], [] if self.clock.counted else None)
         k = order_index(self.limits.pairs)
         settle = min(self.limits.warmup, 1)
         current = None
@@ -368,21 +368,21 @@ class Search:
                     current = at
                 seconds[at], results[at] = self.run(settings[at])
                 counts[at] = self.clock.last
-            found.seconds.append((seconds[0], seconds[1]))
-            if found.counts is not None:
-                found.counts.append((counts[0], counts[1]))
+            pairs.seconds.append((seconds[0], seconds[1]))
+            if pairs.counts is not None:
+                pairs.counts.append((counts[0], counts[1]))
             if enough is None:
                 continue
             if number == 0 and not self._verified(results):
-                return found._replace(refused="verify() refused its result")
-            if number == 0 and not found.counts and seconds[1] > MUCH_SLOWER * seconds[0]:
+                return pairs._replace(refused="verify() refused its result")
+            if number == 0 and not pairs.counts and seconds[1] > MUCH_SLOWER * seconds[0]:
                 times = seconds[1] / seconds[0]
-                return found._replace(refused=f"{REJECTED}: a run took {times:.1f} times as long")
-            if number and sum(gain <= enough for gain in found.gains) >= k:
+                return pairs._replace(refused=f"{REJECTED}: a run took {times:.1f} times as long")
+            if number and sum(gain <= enough for gain in pairs.gains) >= k:
                 break
             if number + 1 < self.limits.pairs and self.left() <= 0:
-                return found._replace(refused=OUT_OF_TIME[1])
-        return found
+                return pairs._replace(refused=OUT_OF_TIME[1])
+        return pairs
 
     def _verified(self, results: Sequence[Any]) -> bool:
         return self.limits.verify is None or bool(self.limits.verify(results[0], results[1]))
@@ -474,17 +474,17 @@ class Search:
             self.typical = statistics.median(second for _, second in pairs.seconds)
         return self._report(candidate, verdict, pairs, cost)
 
-    def _verdict(self, found: Pairs) -> str:
-        if found.refused:
-            return found.refused
+    def _verdict(self, pairs: Pairs) -> str:
+        if pairs.refused:
+            return pairs.refused
         threshold = self.threshold()
-        passed = sum(gain > threshold for gain in found.gains)
-        if len(found.seconds) - passed >= order_index(self.limits.pairs):
-            return f"{REJECTED}: {passed} of {len(found.seconds)} pairs gained enough"
+        passed = sum(gain > threshold for gain in pairs.gains)
+        if len(pairs.seconds) - passed >= order_index(self.limits.pairs):
+            return f"{REJECTED}: {passed} of {len(pairs.seconds)} pairs gained enough"
         return KEPT
 
     def _report(
-        self, candidate: Candidate, verdict: str, found: Pairs | None = None, cost: float = 0.0
+        self, candidate: Candidate, verdict: str, pairs: Pairs | None = None, cost: float = 0.0
     ) -> TuneTrial:
         counted = self.clock.counted
         return TuneTrial(
@@ -493,11 +493,11 @@ class Search:
             candidate.reason,
             candidate.evidence,
             None if counted else candidate.estimate,
-            tuple(found.seconds) if found else (),
-            interval_of(found.gains) if found and not counted else None,
+            tuple(pairs.seconds) if pairs else (),
+            interval_of(pairs.gains) if pairs and not counted else None,
             cost,
             verdict,
-            found.medians() if found else None,
+            pairs.medians() if pairs else None,
         )
 
     def go_through(

@@ -56,13 +56,13 @@ def order_index(count: int) -> int:
 
     The largest k with P(B < k) <= 2.5 %, B binomial with p = 1/2; 1 if there is none.
     """
-    below, found = 0, 1
+    below, largest = 0, 1
     for k in range(1, count // 2 + 1):
         below += math.comb(count, k - 1)
         if below > TAIL * (1 << count):
             break
-        found = k
-    return found
+        largest = k
+    return largest
 
 
 def confidence(count: int) -> float:

@@ -154,11 +154,11 @@ class _GroupSet(Generic[Group]):
         if frames is None:
             assert self._last_stats is not None
             return self._last_stats
-        found, error = frames.stats()
+        counters, error = frames.stats()
         for name in ("acquired", "mapped"):
-            found[name] += self._kept_at_home
+            counters[name] += self._kept_at_home
         names = WorkingSetStats._fields[:-1]
-        return WorkingSetStats(**{name: found[name] for name in names}, last_error=error)
+        return WorkingSetStats(**{name: counters[name] for name in names}, last_error=error)
 
     @property
     def is_closed(self) -> bool:

@@ -132,19 +132,19 @@ def _find_in_module(module: Any, include_buffers: bool) -> Found:
     return [(name, tensor) for name, tensor in tensors if tensor.is_cuda or is_managed(tensor)]
 
 
-def _ranges_of(found: Found) -> list[ManagedBuffer]:
+def _ranges_of(tensors: Found) -> list[ManagedBuffer]:
     """The distinct ranges; as Megatron-LM, RuntimeError for a CUDA tensor that is not managed."""
     try:
-        return ranges_of(found)
+        return ranges_of(tensors)
     except NotManagedError as error:
         raise RuntimeError(str(error)) if error.tensor.is_cuda else error from None
 
 
-def _prefetch(found: Found, device: Any, stream: _Stream | None = None) -> int:
+def _prefetch(tensors: Found, device: Any, stream: _Stream | None = None) -> int:
     """Prefetch one batch per torch device of the tensors, by default on its current stream."""
     location = _location(device)
     groups: dict[torch.device, Found] = {}
-    for name, tensor in found:
+    for name, tensor in tensors:
         groups.setdefault(tensor.device, []).append((name, tensor))
     batches = {home: _ranges_of(group) for home, group in groups.items()}
     for home, ranges in batches.items():
@@ -154,9 +154,9 @@ def _prefetch(found: Found, device: Any, stream: _Stream | None = None) -> int:
     return sum(buffer.size for ranges in batches.values() for buffer in ranges)
 
 
-def _advise(found: Found, advice: _Advice, device: Any) -> None:
+def _advise(tensors: Found, advice: _Advice, device: Any) -> None:
     location = _location(device)
-    if ranges := _ranges_of(found):
+    if ranges := _ranges_of(tensors):
         managedmem.advise(ranges, advice, location)
 
 

@@ -134,36 +134,36 @@ def numa_nodes() -> list[tuple[int, str, str]]:
     return sorted(rows)
 
 
-def abilities(found: Capabilities) -> list[Sequence[object]]:
+def abilities(system: Capabilities) -> list[Sequence[object]]:
     """The abilities of managed memory here: yes or no, and the reason or the consequence."""
-    reasons = found.reasons
+    reasons = system.reasons
     concurrent = reasons.get("concurrent_managed_access", "")
-    advice = "yes" if found.advice else "in part"
-    host = yes_no(found.concurrent_managed_access)
+    advice = "yes" if system.advice else "in part"
+    host = yes_no(system.concurrent_managed_access)
     return [
         ("allocate and share", "yes", "managedmem.empty(), __cuda_array_interface__, DLPack"),
         ("advice", advice, reasons.get("advice", "")),
-        ("prefetch", yes_no(found.prefetch), reasons.get("prefetch", "")),
+        ("prefetch", yes_no(system.prefetch), reasons.get("prefetch", "")),
         ("host access beside kernels", host, concurrent and f"{concurrent}: synchronise first"),
-        _row("batch prefetch in one call", found, "batch_prefetch"),
-        _row("discard, discard_prefetch", found, "discard"),
-        _row("pools of managed memory", found, "managed_pools"),
-        ("system memory as target", yes_no(found.pageable_memory_access), _system_memory(found)),
-        _row("residency()", found, "residency"),
-        _row("pages move to the devices", found, "page_migration"),
-        _row("access to the host in place", found, "mapped_access"),
-        ("location Host(numa_id=N)", *_numa_ability(found.emulated)),
+        _row("batch prefetch in one call", system, "batch_prefetch"),
+        _row("discard, discard_prefetch", system, "discard"),
+        _row("pools of managed memory", system, "managed_pools"),
+        ("system memory as target", yes_no(system.pageable_memory_access), _system_memory(system)),
+        _row("residency()", system, "residency"),
+        _row("pages move to the devices", system, "page_migration"),
+        _row("access to the host in place", system, "mapped_access"),
+        ("location Host(numa_id=N)", *_numa_ability(system.emulated)),
     ]
 
 
-def _row(label: str, found: Capabilities, name: str) -> Sequence[object]:
-    return label, yes_no(getattr(found, name)), found.reasons.get(name, "")
+def _row(label: str, system: Capabilities, name: str) -> Sequence[object]:
+    return label, yes_no(getattr(system, name)), system.reasons.get(name, "")
 
 
-def _system_memory(found: Capabilities) -> str:
-    if reason := found.reasons.get("pageable_memory_access"):
+def _system_memory(system: Capabilities) -> str:
+    if reason := system.reasons.get("pageable_memory_access"):
         return f"{reason}: malloc and NumPy memory stays out of reach"
-    if found.pageable_memory_access_uses_host_page_tables:
+    if system.pageable_memory_access_uses_host_page_tables:
         return "malloc and NumPy memory, through the page tables of the host"
     return "malloc and NumPy memory, by the kernel's heterogeneous memory management"
 
@@ -177,12 +177,12 @@ def _numa_ability(emulated: bool) -> tuple[str, str]:
     return "no gain", "one node: the driver reports such a preferred location as Host() or unset"
 
 
-def event_sources(found: Capabilities) -> list[Sequence[object]]:
+def event_sources(system: Capabilities) -> list[Sequence[object]]:
     """The sources of events for ``trace()``: yes with details, or no with the reason."""
-    own, other = ("emulator", "kernel") if found.emulated else ("kernel", "emulator")
-    in_use = "the emulated driver" if found.emulated else "a CUDA driver"
-    detail = found.trace_source or found.reasons["traces"]
-    return [(own, yes_no(found.traces), detail), (other, "no", f"this process uses {in_use}")]
+    own, other = ("emulator", "kernel") if system.emulated else ("kernel", "emulator")
+    in_use = "the emulated driver" if system.emulated else "a CUDA driver"
+    detail = system.trace_source or system.reasons["traces"]
+    return [(own, yes_no(system.traces), detail), (other, "no", f"this process uses {in_use}")]
 
 
 def library_rows() -> list[Sequence[object]]:
@@ -243,9 +243,9 @@ def run(request: str | None = None) -> int:
     print_driver(info, driver.choice_reason(request))
     for device in Device.all():
         print_device(device)
-    found = managedmem.capabilities()
-    section("what managed memory can do here", abilities(found))
-    section("sources of events for managedmem.trace()", event_sources(found))
+    system = managedmem.capabilities()
+    section("what managed memory can do here", abilities(system))
+    section("sources of events for managedmem.trace()", event_sources(system))
     print_nodes(bool(info["emulated"]))
     section("libraries that can share managed memory", library_rows())
     return 0

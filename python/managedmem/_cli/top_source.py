@@ -82,10 +82,10 @@ class Served:
 
         The user is that of the beginning: root in a process that has become another user since.
         """
-        found, user = peer_of(self._socket)
-        if found != process or user not in (0, owner_of(process)):
+        peer, user = peer_of(self._socket)
+        if peer != process or user not in (0, owner_of(process)):
             raise SourceError(
-                f"the socket of process {process} belongs to process {found} of user {user}: its "
+                f"the socket of process {process} belongs to process {peer} of user {user}: its "
                 "answers would not be those of the process"
             )
 
@@ -113,12 +113,12 @@ class Served:
 
 def serving() -> list[int]:
     """The processes that answer at their sockets and that this user may read, without this one."""
-    found = []
+    processes = []
     for process in _of_this_user():
         with contextlib.suppress(OSError, SourceError):
             Served(process).close()
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 # --- mapped memory ------------------------------------------------------------------------
@@ -126,12 +126,12 @@ def serving() -> list[int]:
 
 def mapping() -> list[int]:
     """The processes of this user that map managed memory, without this one."""
-    found = []
+    processes = []
     for process in _of_this_user():
         with contextlib.suppress(OSError), open(f"/proc/{process}/maps", "rb") as file:
             if f" {MANAGED}\n".encode() in file.read():
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 class Mapped:
@@ -209,16 +209,18 @@ def only_process() -> int:
     Raises SourceError for none and for several.
     """
     served = serving()
-    found = served or mapping()
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    processes = served or mapping()
+    if len(processes) == 1:
+        return processes[0]
+    if not processes:
         raise SourceError(
             f"no process of this user serves its numbers, and none maps managed memory: {START}"
         )
     act = "serve their numbers" if served else "map managed memory"
-    lines = "".join(f"\n  {process}  {label_text(command_of(process), 60)}" for process in found)
-    raise SourceError(f"{len(found)} processes {act}: name one of them{lines}")
+    lines = "".join(
+        f"\n  {process}  {label_text(command_of(process), 60)}" for process in processes
+    )
+    raise SourceError(f"{len(processes)} processes {act}: name one of them{lines}")
 
 
 def source_of(process: int) -> Source:

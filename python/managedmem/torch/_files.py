@@ -62,8 +62,8 @@ class Entry:
 
 def stamp(file: int) -> tuple[int, ...]:
     """What tells an open file from another one, and from itself after a write."""
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
@@ -93,13 +93,13 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
 def _file_in(folder: Path) -> Path:
     """The only index of a folder, or its only file."""
     for ending in (_INDEX, ".safetensors"):
-        found = sorted(each for each in folder.iterdir() if each.name.endswith(ending))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(each.name for each in found[:3])
+        files = sorted(each for each in folder.iterdir() if each.name.endswith(ending))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            names = ", ".join(each.name for each in files[:3])
             raise ValueError(
-                f"{folder} has {len(found)} files that may be meant ({names}): name one"
+                f"{folder} has {len(files)} files that may be meant ({names}): name one"
             )
     raise FileNotFoundError(f"{folder} has no file whose name ends in .safetensors")
 

@@ -107,21 +107,21 @@ def load_model(
     no file has, and what load_file() raises; the module is unchanged then. No other thread may use
     the module during the call. Driver: cuMemHostRegister.
     """
-    found: list[_Named] = []
+    named: list[_Named] = []
 
     def check() -> _Wanted:
         _check_dtype(dtype)
         entries = entries_of(path)
-        found.append(_named(model, entries, strict))
-        names = [name for name in found[0].sources.values() if name is not None]
+        named.append(_named(model, entries, strict))
+        names = [name for name in named[0].sources.values() if name is not None]
         if group is not None:  # parts of shared memory have no buffers among their parameters
-            state = found[0].state
+            state = named[0].state
             names.sort(key=lambda name: not isinstance(state[name], nn.Parameter))
         return _Wanted([entries[name] for name in names], dtype, _device_of(device))
 
     ranks = ranks_of(group)
     tensors = _read(_checked(ranks, check), ranks)
-    return _assign(model, found[0], tensors)
+    return _assign(model, named[0], tensors)
 
 
 def save_file(
@@ -221,14 +221,14 @@ def _named(model: nn.Module, entries: Mapping[str, Entry], strict: bool) -> _Nam
 def _assign(
     model: nn.Module, named: _Named, tensors: Mapping[str, Tensor]
 ) -> tuple[list[str], list[str]]:
-    found: dict[str, Tensor] = {}
+    assigned: dict[str, Tensor] = {}
     for key, source in named.sources.items():
         if source is not None:
             loaded = tensors[source]
             if isinstance(named.state[source], nn.Parameter):
                 loaded = nn.Parameter(loaded, requires_grad=named.state[source].requires_grad)
-            found |= dict.fromkeys(named.tied[key], loaded)
-    model.load_state_dict(found, strict=False, assign=True)
+            assigned |= dict.fromkeys(named.tied[key], loaded)
+    model.load_state_dict(assigned, strict=False, assign=True)
     return named.missing, named.unexpected
 
 

@@ -180,10 +180,10 @@ def _check_movable(name: str, tensor: Tensor) -> None:
         )
 
 
-def _blocks(found: Found, target: torch.device | None) -> list[_Block]:
+def _blocks(tensors: Found, target: torch.device | None) -> list[_Block]:
     """The memory of the tensors, in order of address."""
     pieces: dict[tuple[torch.device, int], _Piece] = {}
-    for name, tensor in found:
+    for name, tensor in tensors:
         extent = extent_of(name, tensor)
         if extent is None:
             continue
@@ -351,9 +351,9 @@ def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
         return new.set_(base.untyped_storage(), first, tensor.shape, tensor.stride())
 
 
-def _empty_changes(found: Found, target: torch.device | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _empty_changes(tensors: Found, target: torch.device | None) -> Iterator[tuple[Tensor, Tensor]]:
     """Each tensor without elements that changes its device, with its replacement."""
-    for _, tensor in found:
+    for _, tensor in tensors:
         if tensor.numel() == 0 and target not in (None, tensor.device):
             new = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=target

@@ -136,8 +136,8 @@ _coming = _Coming()
 
 
 def _label_of(parameters: Iterable[Tensor]) -> str:
-    found = [*dict.fromkeys(_labels.get(p, f"parameter {tuple(p.shape)}") for p in parameters)]
-    return " to ".join(found if len(found) < 2 else (found[0], found[-1]))
+    labels = [*dict.fromkeys(_labels.get(p, f"parameter {tuple(p.shape)}") for p in parameters)]
+    return " to ".join(labels if len(labels) < 2 else (labels[0], labels[-1]))
 
 
 def _label_of_stay(stay: Stay) -> str:

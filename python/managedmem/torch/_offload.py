@@ -245,12 +245,12 @@ class Offload(Handle):
         self._steps_in_backward = step_in_backward
         try:
             with torch.inference_mode(False), torch.no_grad():
-                for target, module, name, found in homes:
+                for target, module, name, tensors in homes:
                     lane = DeviceLane(
                         target,
                         module,
                         name,
-                        found,
+                        tensors,
                         budget,
                         optimizer,
                         chosen,
@@ -272,15 +272,15 @@ class Offload(Handle):
         except BaseException:
             self.remove()
             raise
-        self._keep(model, [entry for _, _, _, found in homes for entry in found])
+        self._keep(model, [entry for _, _, _, tensors in homes for entry in tensors])
 
-    def _keep(self, model: nn.Module, found: Found) -> None:
+    def _keep(self, model: nn.Module, tensors: Found) -> None:
         """Let the modules keep the handle, and no other model have their memory."""
-        names = {id(tensor): name for name, tensor in found}
+        names = {id(tensor): name for name, tensor in tensors}
         entries = (entry for lane in self._lanes for entry in lane.moved)
         kept = [pair for entry in entries for pair in entry.kept]  # where they return
         before = [(names[id(t)], old) for t, old in kept if id(t) in names]
-        self._claim = Claim(self._kind, before + found, self._lanes[0].read_only)
+        self._claim = Claim(self._kind, before + tensors, self._lanes[0].read_only)
         self._layout = _layout_of(model)
         for module in model.modules():
             self._modules.add(module)
@@ -422,8 +422,8 @@ class Offload(Handle):
         parts: list[tuple[DeviceLane, list[Part]]] = []
         try:
             with torch.inference_mode(False), torch.no_grad():
-                for lane, module, found in shared_out:
-                    parts.append((lane, lane.take_in(module, found)))
+                for lane, module, mine in shared_out:
+                    parts.append((lane, lane.take_in(module, mine)))
         finally:
             self._follow_model(model, tensors)
         for lane, arrived in parts:
@@ -547,8 +547,8 @@ class Offload(Handle):
         self._step = None
         for lane in self._lanes:
             lane.forget()
-        for text, found in zip(_WRITTEN, zip(*written, strict=True), strict=False):
-            names = [repr(name) for each in found for name in each]
+        for text, lists in zip(_WRITTEN, zip(*written, strict=True), strict=False):
+            names = [repr(name) for each in lists for name in each]
             if names:
                 some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
                 warnings.warn(text.format(some), stacklevel=3)
@@ -707,11 +707,11 @@ def before_offload(module: nn.Module) -> dict[int, tuple[Tensor | None, torch.de
     lanes = [lane for handle in handles for lane in handle._lanes]
     if not all(lane.read_only for lane in lanes):
         raise ValueError("the module is offloaded without read_only=True: call remove() first")
-    found: dict[int, tuple[Tensor | None, torch.device]] = {}
+    before: dict[int, tuple[Tensor | None, torch.device]] = {}
     for entry in (entry for lane in lanes for entry in lane.moved):
         kept = {id(tensor): old for tensor, old in entry.kept}
-        found |= {id(t): (kept.get(id(t)), entry.origin) for t in entry.tensors()}
-    return found
+        before |= {id(t): (kept.get(id(t)), entry.origin) for t in entry.tensors()}
+    return before
 
 
 def _layout_of(model: nn.Module) -> list[tuple[int, ...]]:

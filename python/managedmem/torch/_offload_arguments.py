@@ -29,19 +29,19 @@ def asked_places(model: nn.Module, places: object) -> dict[int, Place]:
         raise TypeError(f"places must be a mapping of names to places, got {places!r}")
     modules = dict(model.named_modules())
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
-    found: dict[int, Place] = {}
+    asked: dict[int, Place] = {}
     for name, place in sorted(places.items(), key=lambda item: str(item[0]).count(".")):
         if place not in get_args(Place):
             wanted = ", ".join(map(repr, get_args(Place)))
             raise ValueError(f"places[{name!r}] must be one of {wanted}, got {place!r}")
         if name in tensors:
-            found[id(tensors[name])] = place
+            asked[id(tensors[name])] = place
         elif name in modules:
             for tensor in (*modules[name].parameters(), *modules[name].buffers()):
-                found[id(tensor)] = place
+                asked[id(tensor)] = place
         else:
             raise ValueError(f"places has {name!r}, which is no submodule or tensor of the model")
-    return found
+    return asked
 
 
 def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) -> dict[int, str]:
@@ -61,12 +61,12 @@ def chosen_blocks(model: nn.Module, blocks: Iterable[str | nn.Module] | None) ->
         )
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
-    found: dict[int, str] = {}
+    chosen: dict[int, str] = {}
     for block in blocks:
         for module in _called(_block(block, modules)):
-            found[id(module)] = names[id(module)]
-    _refuse_nested(modules, found)
-    return found
+            chosen[id(module)] = names[id(module)]
+    _refuse_nested(modules, chosen)
+    return chosen
 
 
 def _block(block: object, modules: dict[str, nn.Module]) -> nn.Module:
@@ -122,34 +122,34 @@ def tensors_of(model: nn.Module) -> Found:
 
 
 def homes_of(
-    model: nn.Module, device: object, found: Found
+    model: nn.Module, device: object, tensors: Found
 ) -> list[tuple[Target, nn.Module, str, Found]]:
     """Each device with its submodule, the submodule's name, and its tensors."""
     if not isinstance(device, Mapping):
-        return [(_target(device), model, "", found)]
+        return [(_target(device), model, "", tensors)]
     modules = dict(model.named_modules())
     for name in device:
         if name not in modules:
             near = _like(name, modules)
             raise ValueError(f"device has {name!r}, which is not a submodule of the model{near}")
-    shares = shared_out({name: modules[name] for name in device}, found)
+    shares = shared_out({name: modules[name] for name in device}, tensors)
     return [(_target(device[name]), modules[name], name, mine) for name, mine in shares if mine]
 
 
-def shared_out(modules: Mapping[str, nn.Module], found: Found) -> list[tuple[str, Found]]:
+def shared_out(modules: Mapping[str, nn.Module], tensors: Found) -> list[tuple[str, Found]]:
     """The tensors of each of the modules that have devices, by name; each tensor has one."""
     holder: dict[int, str] = {}
     result: list[tuple[str, Found]] = []
     for name, module in modules.items():
         mine = {id(t) for t in [*module.parameters(), *module.buffers()]}
-        for key, tensor in found:
+        for key, tensor in tensors:
             if id(tensor) in mine and holder.setdefault(id(tensor), name) != name:
                 raise ValueError(
                     f"{key!r} belongs to {holder[id(tensor)]!r} and to {name!r}: each parameter "
                     "needs one device"
                 )
-        result.append((name, [(key, t) for key, t in found if id(t) in mine]))
-    for key, tensor in found:
+        result.append((name, [(key, t) for key, t in tensors if id(t) in mine]))
+    for key, tensor in tensors:
         if id(tensor) not in holder:
             raise ValueError(f"{key!r} belongs to no submodule that device= of offload() names")
     return result

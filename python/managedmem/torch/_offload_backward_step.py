@@ -285,8 +285,8 @@ class BackwardStep(SplitStep):
         if "grad_scaler" in named or getattr(self.optimizer, "found_inf", None) is not None:
             raise RuntimeError(_SCALER)
         with self.lock:
-            if self.came and self.partial is not None and (found := self.partial.changed()):
-                raise RuntimeError(_OPTIONS.format(*found))
+            if self.came and self.partial is not None and (changed := self.partial.changed()):
+                raise RuntimeError(_OPTIONS.format(*changed))
             self._end_round()
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
         if all(p.grad is None for p in every):

@@ -71,11 +71,11 @@ def check_children(model: nn.Module) -> None:
 class Claim:
     """The memory of one offloaded model, for as long as its handle keeps this object."""
 
-    def __init__(self, model: str, found: Found, read_only: bool) -> None:
+    def __init__(self, model: str, tensors: Found, read_only: bool) -> None:
         self.model = model
         self.read_only = read_only
-        self.names = {place: name for name, t in found if (place := _place(t))}
-        self.storages = {t.untyped_storage()._cdata for _, t in found}
+        self.names = {place: name for name, t in tensors if (place := _place(t))}
+        self.storages = {t.untyped_storage()._cdata for _, t in tensors}
         with _lock:
             _claims.add(self)
 
@@ -86,7 +86,7 @@ _lock = threading.RLock()  # a garbage collection under it may call remove()
 
 def check_claims(
     model: nn.Module,
-    found: Iterable[tuple[str, Tensor]],
+    tensors: Iterable[tuple[str, Tensor]],
     own: Claim | None = None,
     read_only: bool = False,
 ) -> None:
@@ -94,7 +94,7 @@ def check_claims(
 
     Models that are only read may have other tensors over the same memory.
     """
-    for name, tensor in found:
+    for name, tensor in tensors:
         if (holder := holder_of(tensor, own, read_only)) is not None:
             other, kind = holder
             raise ValueError(

@@ -203,11 +203,11 @@ class Versions:
 
     def written(self, shared: set[int]) -> tuple[list[str], list[str]]:
         """The names of all tensors that were written, and of those in parts with these ids."""
-        found: tuple[list[str], list[str]] = [], []
+        written: tuple[list[str], list[str]] = [], []
         for key, watched in self._parts.items():
             names = (name for tensor, name, version in watched if tensor._version != version)
-            found[key in shared].extend(names)
-        return found
+            written[key in shared].extend(names)
+        return written
 
     def forget(self) -> None:
         """Drop the references to the tensors."""
@@ -292,7 +292,7 @@ class Places:
     def check_gradients(self, sites: list[Site]) -> None:
         """Warn of a gradient that is not in the budget, after a part of a backward pass."""
         if self._watches_gradients:
-            for place in (found for site in sites for found in self._places(site)):
+            for place in (place for site in sites for place in self._places(site)):
                 tensor = place.tensor
                 if tensor.is_leaf and tensor.grad is not None and self._watches_gradients:
                     self._watches_gradients = False

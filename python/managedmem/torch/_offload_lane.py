@@ -60,7 +60,7 @@ class DeviceLane:
         target: Target,
         model: nn.Module,
         name: str,
-        found: Found,
+        tensors: Found,
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
@@ -75,12 +75,12 @@ class DeviceLane:
         self.suspendable = suspendable
         # The modules that the caller wants as parts.
         self._chosen = weakref.WeakSet(m for m in model.modules() if id(m) in chosen)
-        all_blocks = _blocks(found, target.place)
+        all_blocks = _blocks(tensors, target.place)
         total = sum(size_of(block) for block in all_blocks)
         self.room = budget  # for parameters
         self._share: Share | None = None
         if optimizer is not None:
-            self._share = Share(optimizer, [t for _, t in found], total, budget)
+            self._share = Share(optimizer, [t for _, t in tensors], total, budget)
             self.room = self.share.for_parameters()
         self.plan = make_plan(
             model, all_blocks, self._written(), self.room, chosen, asked, read_only
@@ -212,11 +212,11 @@ class DeviceLane:
         for entry in self.moved:
             yield entry.base.untyped_storage()._cdata, entry.origin
 
-    def _adopt(self, found: Found) -> Found:
+    def _adopt(self, tensors: Found) -> Found:
         """Add tensors that have the memory of a part to it, and return the others."""
         places = {piece.storage._cdata: (part, piece) for part, piece, _ in self.present()}
         others: Found = []
-        for name, tensor in found:
+        for name, tensor in tensors:
             part, piece = places.get(tensor.untyped_storage()._cdata, (None, None))
             if part is None or piece is None:
                 others.append((name, tensor))
@@ -266,7 +266,7 @@ class DeviceLane:
     def _chosen_ids(self) -> dict[int, str]:
         return {id(module): "" for module in self._chosen}
 
-    def take_in(self, model: nn.Module, found: Found) -> list[Part]:
+    def take_in(self, model: nn.Module, tensors: Found) -> list[Part]:
         """Give new tensors a place in what the budget has left, and return their parts.
 
         After an error they have their memory from before.
@@ -274,10 +274,10 @@ class DeviceLane:
         self.places.know(model)
         mine = self.plan
         taken = mine.frames + sum(part.nbytes for part in mine.resident)
-        new = _blocks(self._adopt(found), self.target.place)
+        new = _blocks(self._adopt(tensors), self.target.place)
         nbytes = sum(map(size_of, new))
         if self._share is not None:
-            self.room = self._share.take_in([t for _, t in found], nbytes, taken)
+            self.room = self._share.take_in([t for _, t in tensors], nbytes, taken)
         every = new + [block for part in mine.resident + mine.streamed for block in part.blocks]
         later = Later(new, max(0, self.room - taken), mine.frames)
         plan = make_plan(
@@ -319,11 +319,11 @@ class DeviceLane:
 
     def memory(self, is_suspended: bool) -> list[_Frames | _Slab]:
         """The memory of the device that is suspended, or that is not."""
-        found: list[_Frames | _Slab] = []
+        frames: list[_Frames | _Slab] = []
         if self.frames is not None:
             counts, _ = self.frames.stats()
-            found += [self.frames] if (counts["kept"] < counts["room"]) == is_suspended else []
-        return [*found, *(slab for slab in self.slabs() if slab.is_suspended == is_suspended)]
+            frames += [self.frames] if (counts["kept"] < counts["room"]) == is_suspended else []
+        return [*frames, *(slab for slab in self.slabs() if slab.is_suspended == is_suspended)]
 
     def slabs(self) -> list[_Slab]:
         """That of the parts that stay on the device."""

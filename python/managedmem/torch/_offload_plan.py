@@ -243,7 +243,7 @@ class _Cutter:
         self, blocks: list[_Block], unwatched: bool
     ) -> list[tuple[list[_Block], Use, Place | None]]:
         """The blocks, grouped by the treatment of their memory; each block of experts alone."""
-        found: dict[tuple[bool, str, str], list[_Block]] = {}
+        groups: dict[tuple[bool, str, str], list[_Block]] = {}
         alone: list[tuple[list[_Block], Use, Place | None]] = []
         for block in blocks:
             asked = self._asked_for(block)
@@ -252,8 +252,8 @@ class _Cutter:
             else:
                 shared = self._shared_kind(block, unwatched)
                 key = self._is_written(block), asked or "", shared
-                found.setdefault(key, []).append(block)
-        together = [(found[key], "whole", key[1] or None) for key in sorted(found)]
+                groups.setdefault(key, []).append(block)
+        together = [(groups[key], "whole", key[1] or None) for key in sorted(groups)]
         return alone + together  # type: ignore[operator]
 
     def _shared_kind(self, block: _Block, unwatched: bool) -> str:
@@ -360,12 +360,12 @@ class _Cutter:
 
     def _small_buffers(self, blocks: list[_Block], room: float) -> list[_Block]:
         """The small buffers among blocks for which these bytes have room."""
-        found: list[_Block] = []
+        small: list[_Block] = []
         for block in filter(self._is_small_buffer, blocks):
             if size_of(block) <= room:
-                found.append(block)
+                small.append(block)
                 room -= size_of(block)
-        return found
+        return small
 
     # --- the modules that announce calls ---------------------------------------------------
 
@@ -420,15 +420,15 @@ def parts_below_data(model: nn.Module, parts: Iterable[Part]) -> list[Part]:
         id(t): part for part in parts for b in part.blocks for p in b.pieces for t in p.tensors
     }
     known: dict[Any, bool] = {}
-    found: dict[int, Part] = {}
+    written: dict[int, Part] = {}
     for module in model.modules():
         kind = vars(module).get("forward") or type(module)
         if kind not in known:
             known[kind] = _forward_names_data(module)
         if known[kind]:
             mine = (part_of.get(id(p)) for p in module.parameters())
-            found |= {id(part): part for part in mine if part is not None}
-    return list(found.values())
+            written |= {id(part): part for part in mine if part is not None}
+    return list(written.values())
 
 
 def _forward_names_data(module: nn.Module) -> bool:
@@ -501,8 +501,8 @@ def direct_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def containing(model: nn.Module) -> dict[int, frozenset[int]]:
     """The ids of the modules that contain a module, and its own, by its id."""
-    found: dict[int, set[int]] = {}
+    around: dict[int, set[int]] = {}
     for module in model.modules():
         for inner in module.modules():
-            found.setdefault(id(inner), set()).add(id(module))
-    return {key: frozenset(ids) for key, ids in found.items()}
+            around.setdefault(id(inner), set()).add(id(module))
+    return {key: frozenset(ids) for key, ids in around.items()}

@@ -31,9 +31,9 @@ def check_room(
     Memory that can be suspended is new also for what is on the device already.
     """
     at_home = 0
-    for target, found in _by_target(homes).items():
-        total = sum(tensor.nbytes for _, tensor in found)
-        there = sum(t.nbytes for _, t in found if t.is_cuda and t.device == target.place)
+    for target, tensors in _by_target(homes).items():
+        total = sum(tensor.nbytes for _, tensor in tensors)
+        there = sum(t.nbytes for _, t in tensors if t.is_cuda and t.device == target.place)
         needed = max(0, min(budget, total) - (0 if suspendable else there))
         free = target.free()
         if needed > free:
@@ -43,7 +43,7 @@ def check_room(
             )
         if needed > target.device.memory_info.free:
             torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
-        at_home += max(0, total - budget - sum(t.nbytes for _, t in found if is_home(t)))
+        at_home += max(0, total - budget - sum(t.nbytes for _, t in tensors if is_home(t)))
     check_host(at_home, budget)
 
 
@@ -59,6 +59,6 @@ def check_host(at_home: int, budget: int) -> None:
 
 def _by_target(homes: list[tuple[Target, nn.Module, str, Found]]) -> dict[Target, Found]:
     result: dict[Target, Found] = {}
-    for target, _, _, found in homes:
-        result.setdefault(target, []).extend(found)
+    for target, _, _, tensors in homes:
+        result.setdefault(target, []).extend(tensors)
     return result

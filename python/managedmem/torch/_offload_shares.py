@@ -17,12 +17,12 @@ MOST_RING = 256 << 20  # bytes of scratch; the rest of the budget keeps state on
 
 def state_of(optimizer: optim.Optimizer, parameter: Tensor) -> list[tuple[str, Tensor]]:
     """The state of one parameter, without scalars such as step counts and empty tensors."""
-    found = optimizer.state.get(parameter, {})
-    if all(type(value) is Tensor for value in found.values()):
-        return [(name, t) for name, t in found.items() if t.dim() > 0 and t.numel() > 0]
+    entries = optimizer.state.get(parameter, {})
+    if all(type(value) is Tensor for value in entries.values()):
+        return [(name, t) for name, t in entries.items() if t.dim() > 0 and t.numel() > 0]
     state = {
         name: value
-        for name, value in found.items()
+        for name, value in entries.items()
         if not isinstance(value, Tensor) or value.dim() > 0
     }
     return [(name, t) for name, t in find_tensors(state) if t.dim() > 0 and t.numel() > 0]

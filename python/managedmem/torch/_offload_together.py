@@ -27,26 +27,26 @@ def as_one(models: object) -> nn.Module:
     kind = type(models).__name__
     parts = getattr(models, "components", None)
     if isinstance(parts, Mapping):  # of a pipeline, which has tokenizers and schedulers too
-        found = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+        modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     elif isinstance(models, Mapping):
-        found = dict(models)
+        modules = dict(models)
     elif isinstance(models, Iterable) and not isinstance(models, str | bytes):
-        found = {str(i): module for i, module in enumerate(models)}
+        modules = {str(i): module for i, module in enumerate(models)}
     else:
         raise TypeError(
             "model must be a torch.nn.Module, several in a list or a dict, or a pipeline with "
             f"components, got {kind}"
         )
-    for name, module in found.items():
+    for name, module in modules.items():
         if not isinstance(module, nn.Module):
             raise TypeError(
                 f"model[{name!r}] must be a torch.nn.Module, got {type(module).__name__}"
             )
         if not isinstance(name, str) or not name or "." in name:
             raise ValueError(f"model has the name {name!r}: use a word without a dot")
-    if not found:
+    if not modules:
         raise ValueError(f"model ({kind}) has no modules")
-    return Together(kind, found)
+    return Together(kind, modules)
 
 
 class Members:

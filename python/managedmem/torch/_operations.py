@@ -61,16 +61,16 @@ def _check_unsupported(value: object) -> bool:
     return value == "skip"
 
 
-def _hint(found: Found, call: Callable[[list[ManagedBuffer]], object]) -> HintedBytes:
+def _hint(tensors: Found, call: Callable[[list[ManagedBuffer]], object]) -> HintedBytes:
     """Act on all tensors as one batch."""
-    ranges = ranges_of(found)
+    ranges = ranges_of(tensors)
     call(ranges)  # checks the arguments also where there is nothing to do
     return HintedBytes(sum(buffer.size for buffer in ranges))
 
 
-def _hint_or_skip(found: Found, call: Callable[[list[ManagedBuffer]], int | None]) -> HintedBytes:
+def _hint_or_skip(tensors: Found, call: Callable[[list[ManagedBuffer]], int | None]) -> HintedBytes:
     """Act on the tensors that can take the hint; `call` counts the ranges that it passes over."""
-    movable, _ = split_movable(found)
+    movable, _ = split_movable(tensors)
     ranges = ranges_of(movable)
     count = call(ranges)
     refused: list[ManagedBuffer] = []
@@ -80,7 +80,7 @@ def _hint_or_skip(found: Found, call: Callable[[list[ManagedBuffer]], int | None
     taken = {id(tensor) for _, tensor in movable if not _lies_in(tensor, refused)}
     return HintedBytes(
         sum(buffer.size for buffer in ranges) - sum(buffer.size for buffer in refused),
-        tuple(name for name, tensor in found if id(tensor) not in taken),
+        tuple(name for name, tensor in tensors if id(tensor) not in taken),
     )
 
 

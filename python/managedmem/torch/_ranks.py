@@ -131,8 +131,8 @@ def _memory_file(nbytes: int) -> int:
 
 
 def _identity(file: int) -> tuple[int, ...]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino, found.st_size
+    status = os.fstat(file)
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def _mapped(place: tuple[int, int, tuple[int, ...]] | None, device: int) -> _Slab:

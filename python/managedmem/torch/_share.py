@@ -62,32 +62,32 @@ def share_memory(
     cuMemHostRegister.
     """
     ranks = Ranks(group)
-    found: list[_Shared] = []
+    shared: list[_Shared] = []
     chosen: list[int] = []
 
     def describe_mine() -> list[_Facts]:
         chosen.append(target_of("cuda" if device is None else device).device.device_id)
-        found.extend(_shared_tensors(module))
-        check_room(_bytes_of(found))
-        return [each.facts() for each in found]
+        shared.extend(_shared_tensors(module))
+        check_room(_bytes_of(shared))
+        return [each.facts() for each in shared]
 
     sources = _sources(ranks, ranks.agree(describe_mine))
-    if _bytes_of(found) == 0:
+    if _bytes_of(shared) == 0:
         return 0
     with torch.inference_mode(False), torch.no_grad():
-        slab = ranks.host_memory(_bytes_of(found), chosen[0])
-        pairs = list(zip(found, sources, strict=True))
+        slab = ranks.host_memory(_bytes_of(shared), chosen[0])
+        pairs = list(zip(shared, sources, strict=True))
 
         def copy_mine() -> None:
-            _place(found, slab)
+            _place(shared, slab)
             _copy([each for each, source in pairs if source == ranks.rank])
 
         ranks.agree(copy_mine)
         others = [each for each, source in pairs if source != ranks.rank and not each.is_meta]
-        _check_contents(ranks, found, ranks.agree(lambda: _compared(ranks, found, others)))
+        _check_contents(ranks, shared, ranks.agree(lambda: _compared(ranks, shared, others)))
         ranks.agree(slab.lock)
-        _give(module, found)
-    return sum(each.place.nbytes for each in found)
+        _give(module, shared)
+    return sum(each.place.nbytes for each in shared)
 
 
 def replicate(module: nn.Module) -> nn.Module:
@@ -196,7 +196,7 @@ def _check_module(module: object) -> None:
 def _shared_tensors(module: nn.Module) -> list[_Shared]:
     """The parameters, in the order in which modules use them, and then the buffers."""
     _check_module(module)
-    found: dict[object, _Shared] = {}
+    by_key: dict[object, _Shared] = {}
     for name, tensor in (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -205,11 +205,11 @@ def _shared_tensors(module: nn.Module) -> list[_Shared]:
             _check_movable(name, tensor)
         if not tensor.is_meta and not tensor.is_cpu:
             raise ValueError(f"{describe(name, tensor)} is not on the CPU: move the module there")
-        shared = found.setdefault(_key(tensor), _Shared(tensor, []))
+        shared = by_key.setdefault(_key(tensor), _Shared(tensor, []))
         shared.names.append(name)
         if all(tensor is not each for each in (shared.tensor, *shared.others)):
             shared.others.append(tensor)
-    every = list(found.values())
+    every = list(by_key.values())
     check_claims(module, [(each.names[0], each.tensor) for each in every if not each.is_meta])
     _check_apart(every)
     return every
@@ -221,10 +221,10 @@ def _key(tensor: Tensor) -> object:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _check_apart(found: list[_Shared]) -> None:
+def _check_apart(shared: list[_Shared]) -> None:
     """Raise ValueError for tensors that have a part of their memory in common."""
     extents = []
-    for each in found:
+    for each in shared:
         if not each.is_meta and (extent := extent_of(each.names[0], each.tensor)) is not None:
             extents.append((*extent, each.names[0]))
     last, before = 0, ""
@@ -234,14 +234,14 @@ def _check_apart(found: list[_Shared]) -> None:
         last, before = end, name
 
 
-def _bytes_of(found: list[_Shared]) -> int:
-    return sum(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in found)
+def _bytes_of(shared: list[_Shared]) -> int:
+    return sum(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in shared)
 
 
-def _place(found: list[_Shared], slab: _Slab) -> None:
+def _place(shared: list[_Shared], slab: _Slab) -> None:
     """Give each tensor its place in the memory."""
     offset = 0
-    for each in found:
+    for each in shared:
         facts = each.facts()
         each.place = tensor_at(slab, offset, facts.shape, facts.dtype, facts.strides)
         offset += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
@@ -260,7 +260,7 @@ def _sources(ranks: Ranks, every: list[list[_Facts]]) -> list[int]:
                 )
         if len(rows) != len(every[0]):
             raise ValueError(f"rank {rank} has {len(rows)} tensors, and rank 0 {len(every[0])}")
-    found: dict[int, list[int]] = {}  # by the first rank of a host
+    sources: dict[int, list[int]] = {}  # by the first rank of a host
     for leader in sorted(set(ranks.hosts)):
         peers = [rank for rank, first in enumerate(ranks.hosts) if first == leader]
         for i, facts in enumerate(every[0]):
@@ -270,8 +270,8 @@ def _sources(ranks: Ranks, every: list[list[_Facts]]) -> list[int]:
                     f"{facts} is on the meta device in all ranks of the host of rank {leader}: one "
                     "of them must have its contents"
                 )
-            found.setdefault(leader, []).append(source)
-    return found.get(ranks.leader, [])
+            sources.setdefault(leader, []).append(source)
+    return sources.get(ranks.leader, [])
 
 
 def _copy(mine: list[_Shared]) -> None:
@@ -280,7 +280,7 @@ def _copy(mine: list[_Shared]) -> None:
 
 
 def _compared(
-    ranks: Ranks, found: list[_Shared], others: list[_Shared]
+    ranks: Ranks, shared: list[_Shared], others: list[_Shared]
 ) -> tuple[str | None, dict[int, bytes]]:
     """The first tensor whose own contents differ, and the digests of this rank's share."""
     for each in others:
@@ -291,8 +291,8 @@ def _compared(
             return each.names[0], {}
     if len(set(ranks.hosts)) == 1:
         return None, {}
-    mine = range(ranks.index, len(found), ranks.count)
-    return None, {i: _digest(found[i].place) for i in mine}
+    mine = range(ranks.index, len(shared), ranks.count)
+    return None, {i: _digest(shared[i].place) for i in mine}
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _check_contents(
-    ranks: Ranks, found: list[_Shared], every: list[tuple[str | None, dict[int, bytes]]]
+    ranks: Ranks, shared: list[_Shared], every: list[tuple[str | None, dict[int, bytes]]]
 ) -> None:
     digests: dict[int, bytes] = {}
     for rank, (name, mine) in enumerate(every):
@@ -316,18 +316,18 @@ def _check_contents(
             raise ValueError(f"{name!r} has other contents in rank {rank} than in another one")
         for i, digest in mine.items():
             if digests.setdefault(i, digest) != digest:
-                wrong = found[i].names[0]
+                wrong = shared[i].names[0]
                 raise ValueError(f"{wrong!r} has other contents on the host of rank {rank}")
 
 
 # --- the end ------------------------------------------------------------------------------------
 
 
-def _give(module: nn.Module, found: list[_Shared]) -> None:
+def _give(module: nn.Module, shared: list[_Shared]) -> None:
     """Let the tensors of the module lie in the shared memory."""
     new: dict[int, Tensor] = {}
     changes: list[tuple[Tensor, Tensor]] = []
-    for each in found:
+    for each in shared:
         if each.is_meta:
             new[id(each.tensor)] = _as(each.tensor, each.place)
         elif each.nbytes:

@@ -124,22 +124,22 @@ def _distinct(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return result
 
 
-def ranges_of(found: Found) -> list[ManagedBuffer]:
+def ranges_of(tensors: Found) -> list[ManagedBuffer]:
     """The distinct memory of tensors; ValueError for the first that operations cannot act on.
 
     The buffers keep nothing alive: the caller holds the tensors.
     """
-    extents = [extent for name, t in found if (extent := extent_of(name, t)) is not None]
+    extents = [extent for name, t in tensors if (extent := extent_of(name, t)) is not None]
     ranges = [ManagedBuffer.from_handle(start, end - start) for start, end in _distinct(extents)]
     if not all(buffer.is_managed for buffer in ranges):
-        _check_system_memory(found)
+        _check_system_memory(tensors)
     return ranges
 
 
-def _check_system_memory(found: Found) -> None:
+def _check_system_memory(tensors: Found) -> None:
     """Raise for the first tensor in neither managed memory nor system memory that migrates."""
     migrates = Device().pageable_memory_access
-    for name, tensor in found:
+    for name, tensor in tensors:
         if tensor.numel() == 0 or is_managed(tensor):
             continue
         if not migrates or not tensor.is_cpu or tensor.is_pinned():
@@ -149,11 +149,11 @@ def _check_system_memory(found: Found) -> None:
             raise NotManagedError(name, tensor, locked and not migrates)
 
 
-def split_movable(found: Found) -> tuple[Found, list[str]]:
+def split_movable(tensors: Found) -> tuple[Found, list[str]]:
     """The tensors that operations can act on, and the names of the others."""
     movable: Found = []
     others = []
-    for name, tensor in found:
+    for name, tensor in tensors:
         if _is_movable(tensor):
             movable.append((name, tensor))
         else:
