@@ -114,6 +114,9 @@ def check_words(room, text):
         yield "a name of Python: only the room python knows it"
     if words & C_QUESTIONS:
         yield f"question words as names: {', '.join(sorted(words & C_QUESTIONS))}"
+    for comment in re.findall(r"/\*.*?\*/", text, re.DOTALL):
+        for name in set(re.findall(r"(?<![\w*/.)])\*([a-z]\w*)", comment)) - words:
+            yield f"a comment tells of *{name}, which the code does not have"
 
 
 def check_lengths(room, text):

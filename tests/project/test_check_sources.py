@@ -20,6 +20,7 @@ FAULTS = {
     "opening": ("c_files", f"{MEMORY}/guard.c", "/* guard.c", "int x; /* guard.c",
                 "does not begin with a comment"),
     "question": ("c_files", f"{MEMORY}/guard.c", None, "int which;\n", "question words"),
+    "comment": ("c_files", f"{MEMORY}/guard.c", None, "/* Sets *lost. */\n", "tells of *lost"),
     "length": ("c_files", f"{MEMORY}/guard.c", None, LONG, "long_one() has 65 lines"),
     "static": ("c_files", f"{PYTHON}/dtype.c", None, "static PyObject *once;\n", "static storage"),
     "static inside": ("c_files", f"{PYTHON}/dtype.c", None,

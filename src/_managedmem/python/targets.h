@@ -36,8 +36,7 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
                             mm_targets *t);
 
-/* The targets as a tuple; *several is false for a target that is not in a
- * sequence. */
+/* The targets as a tuple; *is_collection is false for a target that is in no collection. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
