@@ -287,7 +287,7 @@ class DeviceLane:
         try:
             self._place(plan, model)
         except BaseException:
-            self._take_out(plan, model, moved, hooks)
+            self._take_out(plan, moved, hooks)
             if self._share is not None:
                 self._share.total -= nbytes
             raise
@@ -299,7 +299,7 @@ class DeviceLane:
         )
         return [*plan.resident, *plan.streamed]
 
-    def _take_out(self, plan: Plan, model: nn.Module, moved: int, hooks: int) -> None:
+    def _take_out(self, plan: Plan, moved: int, hooks: int) -> None:
         """Undo _place(), before which there were so many moved blocks and hooks."""
         for hook in self.hooks[hooks:]:
             hook.remove()

@@ -84,7 +84,7 @@ def share_memory(
 
         ranks.agree(copy_mine)
         others = [each for each, source in pairs if source != ranks.rank and not each.is_meta]
-        _check_contents(ranks, shared, ranks.agree(lambda: _compared(ranks, shared, others)))
+        _check_contents(shared, ranks.agree(lambda: _compared(ranks, shared, others)))
         ranks.agree(slab.lock)
         _give(module, shared)
     return sum(each.place.nbytes for each in shared)
@@ -308,7 +308,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _check_contents(
-    ranks: Ranks, shared: list[_Shared], every: list[tuple[str | None, dict[int, bytes]]]
+    shared: list[_Shared], every: list[tuple[str | None, dict[int, bytes]]]
 ) -> None:
     digests: dict[int, bytes] = {}
     for rank, (name, mine) in enumerate(every):
