@@ -1,4 +1,4 @@
-/* slab.c: allocating plain memory of devices and of the host, and freeing it. */
+/* slab.c: allocating memory of devices and page-locked memory of the host, and freeing it. */
 #include "slab.h"
 
 #include <errno.h>
