@@ -448,8 +448,14 @@ mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b, const mm_dispatch_opti
     mm_batch_arrays work;
     mm_batch edges;
     mm_dispatch_call call;
-    int rc = mm_batch_prepare(b, op, &edges, st);
+    int rc;
 
+    /* One range needs no arrays. */
+    if (op == MM_PREFETCH && b->count == 1 && options->dispatch != MM_DISPATCH_BATCH) {
+        return mm_range_prefetch(cu, b->transfers[0].range, b->transfers[0].location,
+                                 options->stream, options->defer, st);
+    }
+    rc = mm_batch_prepare(b, op, &edges, st);
     call.cu = cu;
     call.op = op;
     call.batch = b;

@@ -82,8 +82,9 @@ read_one(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op, mm_ta
     st->kind = MM_OK;
     *target = (mm_target){.dense = true};
     if (mm_is_buffer(state, value)) {
-        target->read_only = mm_buffer_of(value)->memory->access.read_only;
-        rc = mm_buffer_check(mm_buffer_of(value), cu, op, &target->range, st);
+        mm_buffer *b = mm_buffer_of(value);
+        target->read_only = b->memory->access.read_only;
+        rc = mm_buffer_check(b, cu, op, &target->range, st);
         return rc == 0 && mm_discards(op) ? check_target_discard(value, target) : rc;
     }
     if (mm_read_foreign(state, value, mm_discards(op), target) < 0) {
@@ -234,21 +235,6 @@ mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection)
     return single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
 }
 
-static int
-targets_allocate(mm_targets *t, size_t count, mm_status *st)
-{
-    if (mm_batch_init(&t->batch, count, st) < 0) {
-        return -1;
-    }
-    if (count > MM_INLINE_COUNT) {
-        t->guards = malloc((count + 1) * sizeof(mm_guard *));
-        if (t->guards == NULL) {
-            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
-        }
-    }
-    return 0;
-}
-
 int
 mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t)
 {
@@ -260,6 +246,8 @@ static int
 targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm_targets *t)
 {
     mm_status st;
+    size_t count;
+    int rc;
 
     MM_ASSERT_LEFT(); /* reading runs Python code */
     /* Field by field, because the arrays are most of the struct and need no zeros. */
@@ -270,14 +258,19 @@ targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm
     t->entered = 0;
     t->skips = skips;
     t->skipped = 0;
-    mm_batch_init_empty(&t->batch);
     t->producers = NULL;
     t->producer_count = 0;
     if ((t->cu = mm_open(state)) == NULL
         || (t->items = mm_targets_tuple(state, value, &t->is_collection)) == NULL) {
         return -1;
     }
-    if (targets_allocate(t, (size_t)PyTuple_Size(t->items), &st) < 0) {
+    count = (size_t)PyTuple_Size(t->items);
+    rc = mm_batch_init(&t->batch, count, &st);
+    if (rc == 0 && count > MM_INLINE_COUNT
+        && (t->guards = malloc((count + 1) * sizeof(mm_guard *))) == NULL) {
+        rc = mm_fail(&st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
+    }
+    if (rc < 0) {
         mm_targets_release(t);
         return mm_raise_failure(state, -1, &st);
     }
