@@ -20,12 +20,13 @@ from managedmem import Device
 from managedmem._limits import read_budget
 from managedmem.torch._moving import _swap
 from managedmem.torch._offload_arguments import (
+    DeviceModule,
     asked_places,
     check_parameters,
     check_read_only,
     checked_optimizer,
     chosen_blocks,
-    homes_of,
+    device_modules,
     shared_out,
     tensors_of,
 )
@@ -44,7 +45,7 @@ from managedmem.torch._offload_frames import can_move_storages
 from managedmem.torch._offload_gradients import GradientHome
 from managedmem.torch._offload_lane import DeviceLane
 from managedmem.torch._offload_optimizer import SplitStep
-from managedmem.torch._offload_places import Target, is_home, move_back
+from managedmem.torch._offload_places import is_home, move_back
 from managedmem.torch._offload_plan import Part, direct_tensors
 from managedmem.torch._offload_room import bytes_of_budget, check_host, check_room
 from managedmem.torch._offload_shares import Share
@@ -166,7 +167,7 @@ def offload(
         )
     chosen = chosen_blocks(whole, blocks)
     tensors = tensors_of(whole)
-    homes = homes_of(whole, device, tensors)
+    modules = device_modules(whole, device, tensors)
     if optimizer is not None:
         check_parameters(whole, optimizer)
     check_read_only(read_only, optimizer)
@@ -174,11 +175,11 @@ def offload(
     check_step_in_backward(step_in_backward, optimizer)
     check_suspendable(suspendable)
     asked = asked_places(whole, places)
-    limit = bytes_of_budget(wanted, homes)
-    check_room(homes, limit, suspendable)
+    limit = bytes_of_budget(wanted, modules)
+    check_room(modules, limit, suspendable)
     handle = object.__new__(Offload)
     handle._suspendable, handle._suspended = suspendable, False
-    handle._start(whole, homes, limit, optimizer, chosen, asked, read_only, step_in_backward)
+    handle._start(whole, modules, limit, optimizer, chosen, asked, read_only, step_in_backward)
     return handle
 
 
@@ -216,7 +217,7 @@ class Offload(Handle):
     def _start(
         self,
         model: nn.Module,
-        homes: list[tuple[Target, nn.Module, str, Found]],
+        modules: list[DeviceModule],
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
@@ -245,21 +246,12 @@ class Offload(Handle):
         self._steps_in_backward = step_in_backward
         try:
             with torch.inference_mode(False), torch.no_grad():
-                for target, module, name, tensors in homes:
+                for own in modules:
                     lane = DeviceLane(
-                        target,
-                        module,
-                        name,
-                        tensors,
-                        budget,
-                        optimizer,
-                        chosen,
-                        asked,
-                        read_only,
-                        self._suspendable,
+                        own, budget, optimizer, chosen, asked, read_only, self._suspendable
                     )
                     self._lanes.append(lane)
-                    lane.fill(module)
+                    lane.fill(own.module)
                     lane.watch(self._watch)
                 self._watch_hooks = self._watch.attach()
                 if self._watch_hooks:
@@ -272,7 +264,7 @@ class Offload(Handle):
         except BaseException:
             self.remove()
             raise
-        self._keep(model, [entry for _, _, _, tensors in homes for entry in tensors])
+        self._keep(model, [pair for own in modules for pair in own.tensors])
 
     def _keep(self, model: nn.Module, tensors: Found) -> None:
         """Let the modules keep the handle, and no other model have their memory."""

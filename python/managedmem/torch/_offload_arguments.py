@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -121,19 +121,30 @@ def tensors_of(model: nn.Module) -> Found:
     return list(named.values())
 
 
-def homes_of(
-    model: nn.Module, device: object, tensors: Found
-) -> list[tuple[Target, nn.Module, str, Found]]:
-    """Each device with its submodule, the submodule's name, and its tensors."""
+class DeviceModule(NamedTuple):
+    """The submodule that one device holds, its name in the model, and its tensors."""
+
+    target: Target
+    module: nn.Module
+    name: str
+    tensors: Found
+
+
+def device_modules(model: nn.Module, device: object, tensors: Found) -> list[DeviceModule]:
+    """The submodule of each device."""
     if not isinstance(device, Mapping):
-        return [(_target(device), model, "", tensors)]
+        return [DeviceModule(_target(device), model, "", tensors)]
     modules = dict(model.named_modules())
     for name in device:
         if name not in modules:
             near = _like(name, modules)
             raise ValueError(f"device has {name!r}, which is not a submodule of the model{near}")
     shares = shared_out({name: modules[name] for name in device}, tensors)
-    return [(_target(device[name]), modules[name], name, mine) for name, mine in shares if mine]
+    return [
+        DeviceModule(_target(device[name]), modules[name], name, mine)
+        for name, mine in shares
+        if mine
+    ]
 
 
 def shared_out(modules: Mapping[str, nn.Module], tensors: Found) -> list[tuple[str, Found]]:

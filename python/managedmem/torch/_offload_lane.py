@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
 from managedmem.torch._moving import _blocks, _Piece
+from managedmem.torch._offload_arguments import DeviceModule
 from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_coverage import Watch
 from managedmem.torch._offload_frames import FramedPart
@@ -23,7 +24,6 @@ from managedmem.torch._offload_gradients import GradientHome, GradientRoom
 from managedmem.torch._offload_hooks import Announcer, Places, Versions
 from managedmem.torch._offload_places import (
     Moved,
-    Target,
     home_of,
     move_back,
     move_home,
@@ -57,10 +57,7 @@ class DeviceLane:
 
     def __init__(
         self,
-        target: Target,
-        model: nn.Module,
-        name: str,
-        tensors: Found,
+        own: DeviceModule,
         budget: int,
         optimizer: torch.optim.Optimizer | None,
         chosen: dict[int, str],
@@ -68,22 +65,22 @@ class DeviceLane:
         read_only: bool,
         suspendable: bool,
     ) -> None:
-        self.target = target
-        self.name = name  # of the submodule on this device
+        self.target = own.target
+        self.name = own.name  # of the submodule on this device
         self.budget = budget
         self.read_only = read_only
         self.suspendable = suspendable
         # The modules that the caller wants as parts.
-        self._chosen = weakref.WeakSet(m for m in model.modules() if id(m) in chosen)
-        all_blocks = _blocks(tensors, target.place)
+        self._chosen = weakref.WeakSet(m for m in own.module.modules() if id(m) in chosen)
+        all_blocks = _blocks(own.tensors, own.target.place)
         total = sum(size_of(block) for block in all_blocks)
         self.room = budget  # for parameters
         self._share: Share | None = None
         if optimizer is not None:
-            self._share = Share(optimizer, [t for _, t in tensors], total, budget)
+            self._share = Share(optimizer, [t for _, t in own.tensors], total, budget)
             self.room = self.share.for_parameters()
         self.plan = make_plan(
-            model, all_blocks, self._written(), self.room, chosen, asked, read_only
+            own.module, all_blocks, self._written(), self.room, chosen, asked, read_only
         )
         self.moved: list[Moved] = []
         self.groups: dict[int, FramedPart] = {}
@@ -92,7 +89,7 @@ class DeviceLane:
         self.frames: _Frames | None = None
         self.versions = Versions()
         self.places = Places(optimizer is not None, read_only)
-        self.announcer = Announcer(target, self.groups, self.versions, self.places, read_only)
+        self.announcer = Announcer(own.target, self.groups, self.versions, self.places, read_only)
         self.gradient_room: GradientRoom | None = None
         self.final: dict[str, int] | None = None
         self.last_error: str | None = None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from managedmem._limits import host_available
+from managedmem.torch._offload_arguments import DeviceModule
 from managedmem.torch._offload_places import Target, is_home
 from managedmem.torch._tensors import Found
 
 _RESERVE = 5  # a fifth of what is free stays for activations
 
 
-def bytes_of_budget(budget: int | None, homes: list[tuple[Target, nn.Module, str, Found]]) -> int:
+def bytes_of_budget(budget: int | None, modules: list[DeviceModule]) -> int:
     """The budget in bytes; without one, the free memory of the fullest device, less a reserve."""
-    return budget if budget is not None else min(left_free(target) for target, *_ in homes)
+    return budget if budget is not None else min(left_free(m.target) for m in modules)
 
 
 def left_free(target: Target) -> int:
@@ -23,15 +23,13 @@ def left_free(target: Target) -> int:
     return max(1, free - free // _RESERVE)
 
 
-def check_room(
-    homes: list[tuple[Target, nn.Module, str, Found]], budget: int, suspendable: bool
-) -> None:
+def check_room(modules: list[DeviceModule], budget: int, suspendable: bool) -> None:
     """Raise if a device cannot hold its budget, or the host the rest.
 
     Memory that can be suspended is new also for what is on the device already.
     """
     at_home = 0
-    for target, tensors in _by_target(homes).items():
+    for target, tensors in _by_target(modules).items():
         total = sum(tensor.nbytes for _, tensor in tensors)
         there = sum(t.nbytes for _, t in tensors if t.is_cuda and t.device == target.place)
         needed = max(0, min(budget, total) - (0 if suspendable else there))
@@ -57,8 +55,8 @@ def check_host(at_home: int, budget: int) -> None:
         )
 
 
-def _by_target(homes: list[tuple[Target, nn.Module, str, Found]]) -> dict[Target, Found]:
+def _by_target(modules: list[DeviceModule]) -> dict[Target, Found]:
     result: dict[Target, Found] = {}
-    for target, _, _, tensors in homes:
-        result.setdefault(target, []).extend(tensors)
+    for own in modules:
+        result.setdefault(own.target, []).extend(own.tensors)
     return result
