@@ -93,49 +93,23 @@ EMU_ENTRY(cuStreamGetCtx_v2, CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGre
     return result;
 }
 
-EMU_ENTRY(cuStreamGetFlags, CUstream hStream, unsigned int *flags)
-{
-    struct emu_stream *stream = NULL;
+/* An entry point that stores one value of a stream. */
+#define STREAM_GETTER(symbol, type, value)                                              \
+    EMU_ENTRY(symbol, CUstream hStream, type *out)                                      \
+    {                                                                                   \
+        struct emu_stream *stream = NULL;                                               \
+                                                                                        \
+        EMU_BEGIN(#symbol, EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream)); \
+        EMU_NEED(out != NULL, CUDA_ERROR_INVALID_VALUE);                                \
+        EMU_STEP(emu_stream_find(hStream, &stream));                                    \
+        *out = (value);                                                                 \
+        return emu_call_end(&call, CUDA_SUCCESS);                                       \
+    }
 
-    EMU_BEGIN("cuStreamGetFlags", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    EMU_NEED(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    EMU_STEP(emu_stream_find(hStream, &stream));
-    *flags = stream->flags;
-    return emu_call_end(&call, CUDA_SUCCESS);
-}
-
-EMU_ENTRY(cuStreamGetPriority, CUstream hStream, int *priority)
-{
-    struct emu_stream *stream = NULL;
-
-    EMU_BEGIN("cuStreamGetPriority", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    EMU_NEED(priority != NULL, CUDA_ERROR_INVALID_VALUE);
-    EMU_STEP(emu_stream_find(hStream, &stream));
-    *priority = 0;
-    return emu_call_end(&call, CUDA_SUCCESS);
-}
-
-EMU_ENTRY(cuStreamGetDevice, CUstream hStream, CUdevice *device)
-{
-    struct emu_stream *stream = NULL;
-
-    EMU_BEGIN("cuStreamGetDevice", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    EMU_NEED(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    EMU_STEP(emu_stream_find(hStream, &stream));
-    *device = stream->device->ordinal;
-    return emu_call_end(&call, CUDA_SUCCESS);
-}
-
-EMU_ENTRY(cuStreamGetId, CUstream hStream, unsigned long long *streamId)
-{
-    struct emu_stream *stream = NULL;
-
-    EMU_BEGIN("cuStreamGetId", EMU_CALL_WORK, "stream=0x%llx", emu_handle_number(hStream));
-    EMU_NEED(streamId != NULL, CUDA_ERROR_INVALID_VALUE);
-    EMU_STEP(emu_stream_find(hStream, &stream));
-    *streamId = stream->id;
-    return emu_call_end(&call, CUDA_SUCCESS);
-}
+STREAM_GETTER(cuStreamGetFlags, unsigned int, stream->flags)
+STREAM_GETTER(cuStreamGetPriority, int, 0)
+STREAM_GETTER(cuStreamGetDevice, CUdevice, stream->device->ordinal)
+STREAM_GETTER(cuStreamGetId, unsigned long long, stream->id)
 
 /* ---- capture ---- */
 
