@@ -42,13 +42,13 @@ def _bytes_in(text: str, name: str) -> int:
 
 def host_available() -> int | None:
     """Bytes of host memory that can be had, within the limit of a container; None if unknown."""
-    limits = [each for each in (_available(), _left_in_container()) if each is not None]
+    limits = [limit for limit in (_available(), _left_in_container()) if limit is not None]
     return min(limits, default=None)
 
 
 def host_limit() -> int | None:
     """Bytes of host memory in all, within the limit of a container; None if unknown."""
-    limits = [each for each in (_of_system("MemTotal"), _of_container()[0]) if each is not None]
+    limits = [limit for limit in (_of_system("MemTotal"), _of_container()[0]) if limit is not None]
     return min(limits, default=None)
 
 

@@ -72,22 +72,22 @@ class Numbers:
         self._find_sites(memories)
         return [
             {
-                "label": each.label,
-                "nbytes": each.nbytes,
-                "resource": each.resource,
-                "device": _ordinal(each.device),
-                "address": each.address,
-                "allocated_at": self._sites.get(each.serial),
+                "label": memory.label,
+                "nbytes": memory.nbytes,
+                "resource": memory.resource,
+                "device": _ordinal(memory.device),
+                "address": memory.address,
+                "allocated_at": self._sites.get(memory.serial),
             }
-            for each in memories
+            for memory in memories
         ]
 
     def _find_sites(self, memories: list[LiveMemory]) -> None:
         """Find the allocations in Python, where tracemalloc runs, once for each memory."""
-        if not tracemalloc.is_tracing() or all(each.serial in self._sites for each in memories):
+        if not tracemalloc.is_tracing() or all(memory.serial in self._sites for memory in memories):
             return
         try:
-            tracebacks = {each.serial: each.traceback for each in live(tracebacks=True)}
+            tracebacks = {memory.serial: memory.traceback for memory in live(tracebacks=True)}
         except RuntimeError:  # tracemalloc has ended meanwhile
             return
         self._sites = {n: str(frames[-1]) if frames else None for n, frames in tracebacks.items()}
@@ -96,8 +96,8 @@ class Numbers:
 # --- the server ---------------------------------------------------------------------------
 
 
-def _file_of(each: socket.socket) -> tuple[int, int]:
-    status = os.fstat(each.fileno())
+def _file_of(connection: socket.socket) -> tuple[int, int]:
+    status = os.fstat(connection.fileno())
     return status.st_dev, status.st_ino
 
 
@@ -183,20 +183,20 @@ class Server:
 
     def abandon(self) -> None:
         """Close the sockets: at the end, and those of the parent in a forked child."""
-        for each in (self._listener, *self._clients):
-            self._close(each)
+        for connection in (self._listener, *self._clients):
+            self._close(connection)
 
-    def _is_open(self, each: socket.socket) -> bool:
+    def _is_open(self, connection: socket.socket) -> bool:
         """False if the program has closed the file, as daemons do: its number may be another's."""
         with suppress(OSError):
-            return _file_of(each) == self._files.get(each)
+            return _file_of(connection) == self._files.get(connection)
         return False
 
-    def _close(self, each: socket.socket) -> None:
-        if self._is_open(each):
-            each.close()
+    def _close(self, connection: socket.socket) -> None:
+        if self._is_open(connection):
+            connection.close()
         else:
-            each.detach()
+            connection.detach()
 
     def stop(self) -> None:
         """End the thread, while the driver is still usable."""

@@ -97,12 +97,12 @@ class TracePart(TraceView):
             "unattributed": self.unattributed.to_dict(),
             "findings": [
                 {
-                    "memory": each.memory and each.memory.label,
-                    "observation": each.observation,
-                    "evidence": each.evidence,
-                    "advice": each.advice,
+                    "memory": finding.memory and finding.memory.label,
+                    "observation": finding.observation,
+                    "evidence": finding.evidence,
+                    "advice": finding.advice,
                 }
-                for each in self.findings()
+                for finding in self.findings()
             ],
         }
 

@@ -204,7 +204,7 @@ class TraceMemory(TraceSums):
 
     def to_dict(self) -> dict[str, Any]:
         """The memory as a dict of numbers and strings, for JSON."""
-        return {**super().to_dict(), "devices": [each.device_id for each in self.devices]}
+        return {**super().to_dict(), "devices": [device.device_id for device in self.devices]}
 
 
 class TraceEvent(NamedTuple):

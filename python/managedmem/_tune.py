@@ -365,7 +365,7 @@ class Tuning:
             "managedmem": __version__,
             "driver": info["version_string"],
             "emulated": info["emulated"],
-            "devices": [each.name for each in sorted(self.devices, key=lambda d: d.device_id)],
+            "devices": [device.name for device in sorted(self.devices, key=lambda d: d.device_id)],
         }
 
 

@@ -148,8 +148,8 @@ def disposable_of(
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
-        one = isinstance(given, str) or _is_one_target(given)
-        pairs = [(each, None) for each in ([given] if one else given)]
+        is_single = isinstance(given, str) or _is_one_target(given)
+        pairs = [(each, None) for each in ([given] if is_single else given)]
     obstacles: dict[str, str | None] = {}
     names = [phase.name for phase in phases]
     for each, phase in pairs:
@@ -183,9 +183,9 @@ def points_of(given: Any, phases: Sequence[Phase]) -> frozenset[str]:
     if not isinstance(given, Iterable):
         raise TypeError(f"points must be names of phases ({', '.join(names)}), got {given!r}")
     chosen = [given] if isinstance(given, str) else list(given)
-    for each in chosen:
-        if each not in names:
-            raise ValueError(f"points has {each!r}; the phases are {', '.join(names)}")
+    for point in chosen:
+        if point not in names:
+            raise ValueError(f"points has {point!r}; the phases are {', '.join(names)}")
     return frozenset(chosen)
 
 

@@ -61,7 +61,7 @@ def _step_lines(result: TuneValues) -> list[str]:
     for number, phase in enumerate(result.phases, start=1):
         if phase in result._discard_entries:
             devices = sorted({str(place) for _, place in result._discard_entries[phase]})
-            waits = [f"    {each}.sync()" for each in devices if each.startswith("Device")]
+            waits = [f"    {device}.sync()" for device in devices if device.startswith("Device")]
             waits = waits or ["    Device().sync()"]
             plan = _variable("discards_before", phase, number)
             comment = "  # other streams may use the memory"

@@ -93,11 +93,11 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
 def _file_in(folder: Path) -> Path:
     """The only index of a folder, or its only file."""
     for ending in (_INDEX, ".safetensors"):
-        files = sorted(each for each in folder.iterdir() if each.name.endswith(ending))
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(ending))
         if len(files) == 1:
             return files[0]
         if files:
-            names = ", ".join(each.name for each in files[:3])
+            names = ", ".join(file.name for file in files[:3])
             raise ValueError(
                 f"{folder} has {len(files)} files that may be meant ({names}): name one"
             )

@@ -695,7 +695,7 @@ def before_offload(module: nn.Module) -> dict[int, tuple[Tensor | None, torch.de
 
     ValueError for a module whose parameters may be written: what was kept is old.
     """
-    handles = {h: None for each in module.modules() if (h := Offload.of(each)) is not None}
+    handles = {h: None for inner in module.modules() if (h := Offload.of(inner)) is not None}
     lanes = [lane for handle in handles for lane in handle._lanes]
     if not all(lane.read_only for lane in lanes):
         raise ValueError("the module is offloaded without read_only=True: call remove() first")

@@ -69,7 +69,7 @@ def share_memory(
         chosen.append(target_of("cuda" if device is None else device).device.device_id)
         shared.extend(_shared_tensors(module))
         check_room(_bytes_of(shared))
-        return [each.facts() for each in shared]
+        return [entry.facts() for entry in shared]
 
     sources = _sources(ranks, ranks.agree(describe_mine))
     if _bytes_of(shared) == 0:
@@ -80,14 +80,14 @@ def share_memory(
 
         def copy_mine() -> None:
             _place(shared, slab)
-            _copy([each for each, source in pairs if source == ranks.rank])
+            _copy([entry for entry, source in pairs if source == ranks.rank])
 
         ranks.agree(copy_mine)
-        others = [each for each, source in pairs if source != ranks.rank and not each.is_meta]
+        others = [entry for entry, source in pairs if source != ranks.rank and not entry.is_meta]
         _check_contents(shared, ranks.agree(lambda: _compared(ranks, shared, others)))
         ranks.agree(slab.lock)
         _give(module, shared)
-    return sum(each.place.nbytes for each in shared)
+    return sum(entry.place.nbytes for entry in shared)
 
 
 def replicate(module: nn.Module) -> nn.Module:
@@ -189,7 +189,7 @@ class _Shared:
 def _check_module(module: object) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    if any(Offload.of(each) is not None for each in module.modules()):
+    if any(Offload.of(inner) is not None for inner in module.modules()):
         raise ValueError("the module is offloaded: call remove() on its handle first")
 
 
@@ -224,9 +224,9 @@ def _key(tensor: Tensor) -> object:
 def _check_apart(shared: list[_Shared]) -> None:
     """Raise ValueError for tensors that have a part of their memory in common."""
     extents = []
-    for each in shared:
-        if not each.is_meta and (extent := extent_of(each.names[0], each.tensor)) is not None:
-            extents.append((*extent, each.names[0]))
+    for entry in shared:
+        if not entry.is_meta and (extent := extent_of(entry.names[0], entry.tensor)) is not None:
+            extents.append((*extent, entry.names[0]))
     last, before = 0, ""
     for start, end, name in sorted(extents):
         if start < last:
@@ -235,16 +235,16 @@ def _check_apart(shared: list[_Shared]) -> None:
 
 
 def _bytes_of(shared: list[_Shared]) -> int:
-    return sum(-(-each.nbytes // ALIGNMENT) * ALIGNMENT for each in shared)
+    return sum(-(-entry.nbytes // ALIGNMENT) * ALIGNMENT for entry in shared)
 
 
 def _place(shared: list[_Shared], slab: _Slab) -> None:
     """Give each tensor its place in the memory."""
     offset = 0
-    for each in shared:
-        facts = each.facts()
-        each.place = tensor_at(slab, offset, facts.shape, facts.dtype, facts.strides)
-        offset += -(-each.nbytes // ALIGNMENT) * ALIGNMENT
+    for entry in shared:
+        facts = entry.facts()
+        entry.place = tensor_at(slab, offset, facts.shape, facts.dtype, facts.strides)
+        offset += -(-entry.nbytes // ALIGNMENT) * ALIGNMENT
 
 
 # --- what the ranks decide --------------------------------------------------------------------
@@ -275,20 +275,20 @@ def _sources(ranks: Ranks, every: list[list[_Facts]]) -> list[int]:
 
 
 def _copy(mine: list[_Shared]) -> None:
-    for each in mine:
-        each.place.copy_(each.tensor)
+    for entry in mine:
+        entry.place.copy_(entry.tensor)
 
 
 def _compared(
     ranks: Ranks, shared: list[_Shared], others: list[_Shared]
 ) -> tuple[str | None, dict[int, bytes]]:
     """The first tensor whose own contents differ, and the digests of this rank's share."""
-    for each in others:
-        own = each.tensor
-        if own.stride() != each.place.stride():
-            own = torch.empty_like(each.place).copy_(own)
-        if not torch.equal(_bytes(own), _bytes(each.place)):
-            return each.names[0], {}
+    for entry in others:
+        own = entry.tensor
+        if own.stride() != entry.place.stride():
+            own = torch.empty_like(entry.place).copy_(own)
+        if not torch.equal(_bytes(own), _bytes(entry.place)):
+            return entry.names[0], {}
     if len(set(ranks.hosts)) == 1:
         return None, {}
     mine = range(ranks.index, len(shared), ranks.count)
@@ -327,11 +327,11 @@ def _give(module: nn.Module, shared: list[_Shared]) -> None:
     """Let the tensors of the module lie in the shared memory."""
     new: dict[int, Tensor] = {}
     changes: list[tuple[Tensor, Tensor]] = []
-    for each in shared:
-        if each.is_meta:
-            new[id(each.tensor)] = _as(each.tensor, each.place)
-        elif each.nbytes:
-            changes += [(t, each.place.detach()) for t in (each.tensor, *each.others)]
+    for entry in shared:
+        if entry.is_meta:
+            new[id(entry.tensor)] = _as(entry.tensor, entry.place)
+        elif entry.nbytes:
+            changes += [(t, entry.place.detach()) for t in (entry.tensor, *entry.others)]
     _swap(changes)
     for inner in module.modules():
         for tensors in (inner._parameters, inner._buffers):
