@@ -4,7 +4,7 @@
 #include "leak_warnings.h"
 #include "location_object.h"
 
-#include "../memory/home.h"
+#include "../memory/nearest_host.h"
 #include "../memory/pool_teardown.h"
 
 static int
@@ -277,16 +277,16 @@ device_get_nearest_host(PyObject *op, void *Py_UNUSED(closure))
 {
     mm_state *state = mm_type_state(Py_TYPE(op));
     mm_driver *cu = mm_open(state);
-    CUmemLocation home;
+    CUmemLocation host;
     mm_status st;
 
     if (cu == NULL) {
         return NULL;
     }
-    if (mm_home_for(cu, ordinal_of(op), &home, &st) < 0) {
+    if (mm_nearest_host(cu, ordinal_of(op), &host, &st) < 0) {
         return mm_raise(state, &st);
     }
-    return mm_location_object_new(state, home);
+    return mm_location_object_new(state, host);
 }
 
 static PyMethodDef device_methods[] = {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "../memory/growth.h"
-#include "../memory/home.h"
+#include "../memory/nearest_host.h"
 
 /* --- the list of sets ---------------------------------------------------------------------- */
 
@@ -58,7 +58,7 @@ open_frames(mm_frames *f, size_t room, bool can_suspend, mm_status *st)
     if (!f->is_managed) {
         f->slab = mm_slab_on_device(f->cu, f->device, room, can_suspend, st);
     }
-    if ((f->slab == NULL && !f->is_managed) || mm_home_for(f->cu, f->device, &f->host, st) < 0
+    if ((f->slab == NULL && !f->is_managed) || mm_nearest_host(f->cu, f->device, &f->host, st) < 0
         || mm_scope_enter_relaxed(&scope, f->cu, f->device, st) < 0) {
         return -1;
     }

@@ -1,7 +1,7 @@
 /* slab_mapping.c: memory of a device that is given back and taken again at the same address. */
 #include "slab.h"
 
-#include "../memory/home.h"
+#include "../memory/nearest_host.h"
 #include "../memory/stream.h"
 
 /* --- one mapping, in a scope -------------------------------------------------------------- */
@@ -157,7 +157,7 @@ has_calls(const mm_driver *cu)
 static int
 find_host(mm_driver *cu, mm_slab *slab, mm_status *st)
 {
-    if (mm_home_for(cu, slab->device, &slab->mapping.host, st) < 0) {
+    if (mm_nearest_host(cu, slab->device, &slab->mapping.host, st) < 0) {
         return -1;
     }
     if (slab->mapping.host.type == CU_MEM_LOCATION_TYPE_HOST) {

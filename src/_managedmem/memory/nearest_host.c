@@ -1,5 +1,5 @@
-/* home.c: chooses the host memory near a device. */
-#include "home.h"
+/* nearest_host.c: chooses the host memory near a device. */
+#include "nearest_host.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -18,13 +18,13 @@ has_several_nodes(const mm_driver *cu)
 }
 
 int
-mm_home_for(mm_driver *cu, int device, CUmemLocation *home, mm_status *st)
+mm_nearest_host(mm_driver *cu, int device, CUmemLocation *host, mm_status *st)
 {
     int node = -1;
 
     if (has_several_nodes(cu)) {
         MM_TRY(cu, DeviceGetAttribute, st, &node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device);
     }
-    *home = node >= 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node) : mm_host();
+    *host = node >= 0 ? mm_location(CU_MEM_LOCATION_TYPE_HOST_NUMA, node) : mm_host();
     return 0;
 }
