@@ -10,7 +10,7 @@
  *   allocations.c events.c                  the objects that users hold
  *   graphs.c                                the same: nodes, graphs, and what lives with them
  *   residency.c streams.c
- *   touches.c                               pages that a processor or the host touches
+ *   touches.c                               pages that a processor or the host touches; evictions
  *   places.c
  *   frames.c                                memory of devices that managed pages take
  *   uvm_events.c                            records of moves and faults, for those who listen
