@@ -286,11 +286,7 @@ def target_range(target: Any) -> tuple[int, int]:
     if isinstance(target, ManagedBuffer) and target.is_closed:
         raise ValueError("the buffer is closed; its label finds its results")
     # A plan reads one target of any kind, and checks that its memory is managed.
-    try:
-        entry = PrefetchPlan([(target, Host())])[0]
-    except (TypeError, ValueError) as error:
-        error.args = (str(error).removeprefix("entries[0]: "), *error.args[1:])
-        raise
+    entry = PrefetchPlan().add(target, Host())[0]
     return entry.pointer, entry.nbytes
 
 
