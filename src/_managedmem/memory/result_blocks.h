@@ -40,8 +40,8 @@ mm_result_usage mm_result_blocks_usage(void);
 /* Sets the limit. Idle blocks beyond it are freed by mm_result_blocks_trim. */
 void mm_result_blocks_set_limit(size_t limit);
 
-/* Frees idle blocks, the longest idle first, until at most `keep` bytes are idle
- * and the limit is kept. Does nothing without a driver, in a forked child, and while a stream is known to capture a
+/* Frees idle blocks, the longest idle first, until at most `keep` bytes are idle and the limit is
+ * kept. Does nothing without a driver, in a forked child, and while a stream is known to capture a
  * graph. Blocks, because the driver waits for devices. */
 void mm_result_blocks_trim(size_t keep);
 

@@ -1,6 +1,6 @@
-/* args.h: reading the values of arguments. Everything here may run Python code, so it comes before any buffer is
- * entered. Functions return 0, or -1 with an exception that names the function and the
- * argument. */
+/* args.h: reading the values of arguments. Everything here may run Python code, so it comes before
+ * any buffer is entered. Functions return 0, or -1 with an exception that names the function and
+ * the argument. */
 #ifndef MM_ARGS_H
 #define MM_ARGS_H
 

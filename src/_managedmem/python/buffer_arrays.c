@@ -166,8 +166,8 @@ const char mm_buffer_array_doc[] =
     "\n"
     "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
     "closed, BufferError for memory that the host cannot reach. bfloat16 and the 8-bit floats have no\n"
-    "format in the buffer protocol: their arrays are of ml_dtypes (ImportError without). Waits for no stream. Safe from every\n"
-    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
+    "format in the buffer protocol: their arrays are of ml_dtypes (ImportError without). Waits for no\n"
+    "stream. Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.";
 
 PyObject *
 mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

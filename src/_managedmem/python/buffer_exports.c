@@ -579,13 +579,12 @@ const char mm_buffer_dlpack_doc[] =
     "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
     "another.\n"
     "\n"
-    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed\n"
-    "or pinned memory as CPU memory, (2, n) as memory of device n, for consumers that know\n"
-    "neither. copy=True exports a new buffer. stream is the consumer's: its later work comes after\n"
-    "the work of the default stream; -1 means no order. The memory cannot be closed while the\n"
-    "tensor lives. Raises RuntimeError when closed, BufferError for a device that the memory\n"
-    "cannot be exported for, ValueError for stream 0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped\n"
-    "memory.";
+    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned\n"
+    "memory as CPU memory, (2, n) as memory of device n, for consumers that know neither. copy=True\n"
+    "exports a new buffer. stream is the consumer's: its later work comes after the work of the default\n"
+    "stream; -1 means no order. The memory cannot be closed while the tensor lives. Raises RuntimeError\n"
+    "when closed, BufferError for a device that the memory cannot be exported for, ValueError for stream\n"
+    "0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.";
 
 PyObject *
 mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -1,6 +1,6 @@
 /* module_functions.c: advise, prefetch, discard and discard_prefetch on one target or many;
- * empty() and is_managed(); selecting and describing the driver; presets for other libraries' allocators. All arguments are read and checked before the
- * first call that changes anything. */
+ * empty() and is_managed(); selecting and describing the driver; presets for other libraries'
+ * allocators. All arguments are read and checked before the first call that changes anything. */
 #include "module_functions.h"
 
 #include <string.h>

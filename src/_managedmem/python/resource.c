@@ -377,10 +377,10 @@ PyDoc_STRVAR(
     "ManagedBuffer.attach().\n"
     "\n"
     "Raises ValueError for a size below 0, a bad name or attach, a policy or \"host\" with a pool, or a\n"
-    "prefetch of the pool of a device; TypeError for a size that is not an int or a policy or location of another type; RuntimeError\n"
-    "when the resource is closed; CUDAError for a pool or a prefetch on a stream that captures a graph,\n"
-    "and for advice or a prefetch that the driver refuses; CUDAOutOfMemoryError when memory runs out.\n"
-    "Safe from every thread; releases the GIL.\n"
+    "prefetch of the pool of a device; TypeError for a size that is not an int or a policy or location of\n"
+    "another type; RuntimeError when the resource is closed; CUDAError for a pool or a prefetch on a\n"
+    "stream that captures a graph, and for advice or a prefetch that the driver refuses;\n"
+    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync,\n"
     "cuMemPrefetchAsync.");
 

@@ -42,9 +42,10 @@ typedef struct {
     mm_status error; /* the last failure; kind MM_OK: none */
 } mm_frames_report;
 
-/* A set without parts, whose frames have `room` bytes of the device, or for managed memory.
- * With `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` for work that the host does in place of the device: acquisitions and
- * mm_frames_settle then wait for their copies. NULL on failure. */
+/* A set without parts, whose frames have `room` bytes of the device, or for managed memory. With
+ * `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` for work that the host
+ * does in place of the device: acquisitions and mm_frames_settle then wait for their copies. NULL
+ * on failure. */
 mm_frames *mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
                          bool can_suspend, mm_status *st);
 
