@@ -89,3 +89,8 @@ def test_a_fault_is_named(check_sources, tree, name):
 
 def test_sources_without_a_fault_are_silent(check_sources, capsys):
     assert not check_sources.main(), capsys.readouterr().out
+
+
+def test_docstrings_far_from_their_functions_are_named(check_sources, monkeypatch):
+    monkeypatch.setattr(check_sources, "MOST_DOCSTRING_DISTANCE", 1)
+    assert [*check_sources.check_docstrings()] == ["docstrings do not stand above their functions"]
