@@ -497,8 +497,8 @@ class Trace(TracePart):
             "fault_overflows": "the fault buffer of a device overflowed {} times: the sums of "
             "device faults are too small",
             "fatal_faults": "{} accesses of devices were to memory that they cannot use",
-            "unlisted": "{} memories were new after as many as limit=: they have no label, and "
-            "their events are unattributed once they are freed",
+            "unlisted": "{} memories came after as many new ones as limit= allows: they have no "
+            "label, and their events are unattributed once they are freed",
         }
         problems = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]
         if report["truncated"]:

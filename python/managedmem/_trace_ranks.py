@@ -80,7 +80,7 @@ def header_of(path: str) -> dict[str, Any]:
             header: dict[str, Any] = json.loads(f"{file.readline(1 << 20)}]}}")
         header["baseTimeNanoseconds"] + 0, header["displayTimeUnit"], header["otherData"]["clock"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{path} is no file of to_chrome_trace()") from None
+        raise ValueError(f"{path} is not a file of to_chrome_trace()") from None
     return header
 
 
@@ -102,7 +102,7 @@ def moved(
                 event = renumbered(json.loads(end.removesuffix(",")), number, shift)
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise ValueError(
-                    f"{path} has an event that is none of to_chrome_trace(): {end[:60]!r}"
+                    f"{path} has an event that to_chrome_trace() does not write: {end[:60]!r}"
                 ) from None
             yield event
             if event["name"] == "process_name":

@@ -114,7 +114,7 @@ class TestSharedSlabs:
     )
     def test_are_refused_if_they_could_be_cut_off(self, shared, nbytes, seals):
         file = shared(nbytes, seals)
-        with pytest.raises(ValueError, match=f"{file} is no memory .* sealed with F_SEAL_SHRINK"):
+        with pytest.raises(ValueError, match=f"{file} is not memory .* sealed with F_SEAL_SHRINK"):
             _Slab.of_file(0, file)
 
     def test_are_refused_if_nothing_can_be_written(self, shared):

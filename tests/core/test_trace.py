@@ -278,7 +278,7 @@ class TestEvents:
         assert t[buf].to_device == buf.nbytes
         with pytest.raises(KeyError):
             t["number 1000"]
-        assert t.problems[-1].startswith("2 memories were new after as many as limit=: they have")
+        assert t.problems[-1].startswith("2 memories came after as many new ones as limit= allows:")
         with managedmem.trace() as later:
             buf.prefetch(Host())
         assert later.problems == ()

@@ -177,20 +177,20 @@ def header(row, length=None):
 
 ROW = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 BAD_FILES = {
-    "empty": (b"", "no file of safetensors"),
-    "short": (b"1234", "no file of safetensors"),
-    "huge header": (header(ROW, 1 << 60), "no file of safetensors"),
-    "header beyond its end": (header(ROW, 10_000), "no file of safetensors"),
-    "no json": (header(b"what is this"), "header that is none of safetensors"),
-    "a list": (header(b"[1, 2]"), "header that is none of safetensors"),
-    "no shape": (header({"dtype": "F32", "data_offsets": [0, 8]}), "none of safetensors"),
-    "negative": (header({**ROW, "shape": [-2]}), "none of safetensors"),
-    "fraction": (header({**ROW, "shape": [2.0]}), "none of safetensors"),
-    "backwards": (header({**ROW, "data_offsets": [8, 0]}), "none of safetensors"),
-    "three offsets": (header({**ROW, "data_offsets": [0, 4, 8]}), "none of safetensors"),
-    "nested": (header(b"[" * 200_000), "header that is none of safetensors"),
-    "no torch shape": (header({**ROW, "shape": [0, 1 << 40, 1 << 40]}), "none of safetensors"),
-    "no torch number": (header({**ROW, "shape": [0, 1 << 70]}), "none of safetensors"),
+    "empty": (b"", "not a safetensors file"),
+    "short": (b"1234", "not a safetensors file"),
+    "huge header": (header(ROW, 1 << 60), "not a safetensors file"),
+    "header beyond its end": (header(ROW, 10_000), "not a safetensors file"),
+    "no json": (header(b"what is this"), "header that is not of safetensors"),
+    "a list": (header(b"[1, 2]"), "header that is not of safetensors"),
+    "no shape": (header({"dtype": "F32", "data_offsets": [0, 8]}), "not of safetensors"),
+    "negative": (header({**ROW, "shape": [-2]}), "not of safetensors"),
+    "fraction": (header({**ROW, "shape": [2.0]}), "not of safetensors"),
+    "backwards": (header({**ROW, "data_offsets": [8, 0]}), "not of safetensors"),
+    "three offsets": (header({**ROW, "data_offsets": [0, 4, 8]}), "not of safetensors"),
+    "nested": (header(b"[" * 200_000), "header that is not of safetensors"),
+    "no torch shape": (header({**ROW, "shape": [0, 1 << 40, 1 << 40]}), "not of safetensors"),
+    "no torch number": (header({**ROW, "shape": [0, 1 << 70]}), "not of safetensors"),
     "another size": (header({**ROW, "shape": [3]}), "has 8 bytes for 3 elements of F32"),
     "unknown dtype": (header({**ROW, "dtype": "F4"}), "dtype F4, which this torch does not have"),
     "cut off": (
@@ -245,7 +245,7 @@ class TestBadFiles:
     )
     def test_of_an_index(self, tmp_path, text):
         (tmp_path / "x.safetensors.index.json").write_text(text)
-        with pytest.raises(ValueError, match="no index of safetensors"):
+        with pytest.raises(ValueError, match="not a safetensors index"):
             mt.load_file(tmp_path)
 
     def test_an_index_that_names_too_much(self, model, tmp_path):
@@ -505,7 +505,7 @@ class TestSaveFile:
         path = tmp_path / kind
         path.mkdir() if kind == "folder" else os.mkfifo(path)
         before = path.stat().st_mode
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             mt.save_file({"a": torch.ones(3)}, path)
         assert path.stat().st_mode == before
         assert list(tmp_path.iterdir()) == [path]

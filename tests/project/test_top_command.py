@@ -607,8 +607,8 @@ def test_a_port_that_is_taken_is_an_error(start):
         done = run(program.pid, "--web", port)
     assert done.returncode == 1
     assert done.stderr == (
-        f"top: port {port} cannot be had: Address already in use. Give --web another one, or none "
-        "for a free one\n"
+        f"top: port {port} is not available: Address already in use. Give --web another one, or "
+        "none for a free one\n"
     )
 
 

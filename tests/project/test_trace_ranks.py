@@ -146,15 +146,15 @@ def test_a_file_without_a_rank_is_merged_too(folder):
     ("text", "error"),
     [
         (None, "No such file"),
-        ("", "no file of to_chrome_trace()"),
-        ('{"traceEvents":[\n', "no file of to_chrome_trace()"),
+        ("", "not a file of to_chrome_trace()"),
+        ('{"traceEvents":[\n', "not a file of to_chrome_trace()"),
         ("half", "has no end"),
-        (HEADER.replace("5", '"5"'), "no file of to_chrome_trace()"),
-        (HEADER.replace("displayTimeUnit", "unit"), "no file of to_chrome_trace()"),
-        ("[" * 100_000, "no file of to_chrome_trace()"),
-        (HEADER + '{"ph":"X"}\n]}\n', 'none of to_chrome_trace(): \'{"ph":"X"}\''),
-        (HEADER + '{"ph":"X",\n]}\n', "none of to_chrome_trace(): "),
-        (HEADER + "\udcff", "no file of to_chrome_trace()"),
+        (HEADER.replace("5", '"5"'), "not a file of to_chrome_trace()"),
+        (HEADER.replace("displayTimeUnit", "unit"), "not a file of to_chrome_trace()"),
+        ("[" * 100_000, "not a file of to_chrome_trace()"),
+        (HEADER + '{"ph":"X"}\n]}\n', 'to_chrome_trace() does not write: \'{"ph":"X"}\''),
+        (HEADER + '{"ph":"X",\n]}\n', "to_chrome_trace() does not write: "),
+        (HEADER + "\udcff", "not a file of to_chrome_trace()"),
     ],
 )
 def test_what_is_no_trace_leaves_the_target(folder, text, error):

@@ -33,7 +33,7 @@ def add_merge_arguments(command: argparse.ArgumentParser) -> None:
 
 WITHOUT_DRIVER: dict[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "top": (top.add_arguments, "show the managed memory of a running process and its moves, live"),
-    "merge": (add_merge_arguments, "make one file for Perfetto of those of several ranks"),
+    "merge": (add_merge_arguments, "merge the traces of several ranks into one file for Perfetto"),
 }
 
 

@@ -95,8 +95,8 @@ def page(port: int) -> Iterator[Callable[[View], None]]:
         made = Server(port)
     except OSError as error:
         raise OSError(
-            f"port {port} cannot be had: {error.strerror}. Give --web another one, or none for a "
-            "free one"
+            f"port {port} is not available: {error.strerror}. Give --web another one, or none for "
+            "a free one"
         ) from error
     with made as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)

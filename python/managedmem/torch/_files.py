@@ -71,8 +71,8 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
     chosen = Path(os.fspath(path))
     if not chosen.exists():
         raise FileNotFoundError(
-            f"{chosen} is no file or folder of this machine; the name of a model on a hub is not "
-            "one: huggingface_hub.snapshot_download(name) returns its folder"
+            f"{chosen} is not a file or folder of this machine; the name of a model on a hub is "
+            "not one: huggingface_hub.snapshot_download(name) returns its folder"
         )
     if chosen.is_dir():
         chosen = _file_in(chosen)
@@ -112,7 +112,7 @@ def _read_index(path: Path) -> dict[str, str]:
             return dict(places)
     except _NOT_SO:
         pass
-    raise ValueError(f"{path} is no index of safetensors: it has no weight_map of names to files")
+    raise ValueError(f"{path} is not a safetensors index: it has no weight_map of names to files")
 
 
 def _read_header(path: Path) -> Iterator[Entry]:
@@ -123,13 +123,13 @@ def _read_header(path: Path) -> Iterator[Entry]:
         head = file.read(_LENGTH.size)
         length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else _MOST_HEADER + 1
         if length > min(_MOST_HEADER, size - _LENGTH.size):
-            raise ValueError(f"{path} is no file of safetensors, or it was cut off in its header")
+            raise ValueError(f"{path} is not a safetensors file, or it was cut off in its header")
         text = file.read(length)
     try:
         header = json.loads(text)
         rows = [(name, *_read_row(row)) for name, row in header.items() if name != _METADATA]
     except _NOT_SO as error:
-        raise ValueError(f"{path} has a header that is none of safetensors: {error}") from None
+        raise ValueError(f"{path} has a header that is not of safetensors: {error}") from None
     used = _check_order(path, rows)
     first = _LENGTH.size + length
     for name, key, shape, begin, end in rows:
@@ -179,7 +179,7 @@ def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a file beside the path, and put it there when it is whole."""
     if path.exists() and not path.is_file():  # a device or a pipe would be gone afterwards
-        raise ValueError(f"{path} is no regular file: name a file in a folder")
+        raise ValueError(f"{path} is not a regular file: name a file in a folder")
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     at = 0
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # aligned

@@ -40,7 +40,9 @@ def asked_places(model: nn.Module, places: object) -> dict[int, Place]:
             for tensor in (*modules[name].parameters(), *modules[name].buffers()):
                 asked[id(tensor)] = place
         else:
-            raise ValueError(f"places has {name!r}, which is no submodule or tensor of the model")
+            raise ValueError(
+                f"places has {name!r}, which is not a submodule or tensor of the model"
+            )
     return asked
 
 

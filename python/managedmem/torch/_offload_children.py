@@ -61,7 +61,7 @@ def check_children(model: nn.Module) -> None:
             if isinstance(value, torch.ScriptObject):
                 raise TypeError(
                     f"{subject} ({kinds[0]}) is quantized: its weights are packed in {key!r}, "
-                    "which is no tensor. Offload the module before it is quantized"
+                    "which is not a tensor. Offload the module before it is quantized"
                 )
 
 

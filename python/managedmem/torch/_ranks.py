@@ -49,7 +49,7 @@ class Ranks(Alone):
             )
         self.rank = dist.get_rank(group)
         if self.rank < 0:
-            raise ValueError("this process is no rank of the group")
+            raise ValueError("this process is not a rank of the group")
         self._group = group
         names = self.agree(_host)
         self.hosts = tuple(names.index(name) for name in names)

@@ -371,8 +371,8 @@ mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait
     if (atomic_exchange(&is_busy, true)) {
         (void)mm_fail(
             st, MM_TRACE_BUSY,
-            "a trace is already running in this process, and one can run at a time, also that of "
-            "`python -m managedmem trace`: end it, or call its mark()");
+            "a trace is already running in this process, and only one can run at a time, including "
+            "that of `python -m managedmem trace`: end it, or call its mark()");
         return NULL;
     }
     r = try_start(cu, options, wait, st);

@@ -129,7 +129,8 @@ map_slab(int device, size_t size, int file, mm_status *st)
     start = mmap(NULL, slab->size, PROT_READ | PROT_WRITE, flags, file, 0);
     if (start == MAP_FAILED) {
         (void)mm_fail(st, errno == ENOMEM ? MM_NO_MEMORY : MM_BAD_VALUE,
-                      "the system gave no %zu bytes of memory: %s", slab->size, strerror(errno));
+                      "the system did not give %zu bytes of memory: %s", slab->size,
+                      strerror(errno));
         free(slab);
         return NULL;
     }
@@ -160,7 +161,7 @@ mm_slab_of_file(int device, int file, mm_status *st)
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(file, &facts) < 0
         || facts.st_size <= 0) {
         (void)mm_fail(st, MM_BAD_VALUE,
-                      "file descriptor %d is no memory that can be shared: it must be of "
+                      "file descriptor %d is not memory that can be shared: it must be of "
                       "memfd_create, have a size, and be sealed with F_SEAL_SHRINK",
                       file);
         return NULL;
