@@ -1,4 +1,4 @@
-"""The warning of systems where host and devices must not use managed memory at the same time."""
+"""The warning on systems where host and devices must not use managed memory at the same time."""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ from types import FrameType
 
 
 def caller() -> tuple[FrameType, int]:
-    """The first frame outside of this package, and the stacklevel of it for the caller of this.
+    """The first frame outside of this package, and its stacklevel for the caller of this function.
 
-    zeros(), the pools for other libraries and others of this package call the extension too.
+    Functions of this package call the extension too, such as zeros() and the pools of torch and
+    CuPy.
     """
     level = 1
     frame = sys._getframe(1)

@@ -45,11 +45,11 @@ class Capabilities:
     An ability is True if all of ``devices`` have it. ``reasons`` has a sentence for each ability
     that is False. ``repr`` is a table. Objects with the same values are equal.
 
-    ``advice`` (also advice that names a device), ``prefetch``, ``batch_prefetch``, ``discard``,
-    ``traces`` and ``residency`` are operations of this library. ``memory_pools_supported`` is for
-    DeviceMemoryResource, ``managed_pools`` for ManagedMemoryResource(pooled=True). A
-    ManagedWorkingSet needs ``concurrent_managed_access``; a WorkingSet and
-    managedmem.torch.offload() need none of them.
+    ``advice`` (including advice that names a device), ``prefetch``, ``batch_prefetch``,
+    ``discard``, ``traces`` and ``residency`` are operations of this library.
+    ``memory_pools_supported`` is for DeviceMemoryResource, ``managed_pools`` for
+    ManagedMemoryResource(pooled=True). A ManagedWorkingSet needs ``concurrent_managed_access``; a
+    WorkingSet and managedmem.torch.offload() need none of them.
     """
 
     devices: tuple[Device, ...]
@@ -205,7 +205,7 @@ def _integrated_obstacle(devices: Sequence[Device]) -> str:
 
 
 def _mapping_obstacle(devices: Sequence[Device]) -> str:
-    """The devices whose reads move memory of the host that they shall reach in place, or ""."""
+    """The devices whose reads move host memory that they should reach in place, or ""."""
     for device in devices:
         if device not in _reads_in_place:
             try:

@@ -121,7 +121,7 @@ def _store_on_host(buffer: ManagedBuffer, pieces: Iterable[bytes | memoryview]) 
 
 
 def _store(buffer: ManagedBuffer, by_device: bool, data: memoryview) -> None:
-    """Write bytes of the size of the buffer."""
+    """Write as many bytes as the buffer has."""
     if not by_device:
         _store_on_host(buffer, (data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)))
         return
@@ -220,7 +220,7 @@ def _imported_dlpack(numpy: Any, source: Any) -> Any:
 
 
 def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> ManagedBuffer:
-    """From what NumPy makes an array of; `given` is the argument of asarray()."""
+    """From anything that NumPy makes an array of; `given` is the argument of asarray()."""
     try:
         numpy = import_module("numpy")
     except ModuleNotFoundError as error:
@@ -380,7 +380,7 @@ def full(
     policy : MigrationPolicy, optional
         The advice that the memory has from the start.
     prefetch : Device or Host, optional
-        Where the pages are when the default stream has come to this call.
+        Where the pages are when the default stream has reached this call.
     attach : str
         "global" or "host", as for empty().
 

@@ -1,4 +1,4 @@
-"""Budgets of device memory, as bytes and as text, and the host memory that can be had."""
+"""Budgets of device memory, as bytes and as text, and the host memory that is available."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _bytes_in(text: str, name: str) -> int:
 
 
 def host_available() -> int | None:
-    """Bytes of host memory that can be had, within the limit of a container; None if unknown."""
+    """Bytes of host memory that are available, within the limit of a container; None if unknown."""
     limits = [limit for limit in (_available(), _left_in_container()) if limit is not None]
     return min(limits, default=None)
 

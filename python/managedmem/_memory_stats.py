@@ -160,7 +160,7 @@ def live(*, tracebacks: bool = False) -> list[LiveMemory]:
         exists. Looks through all objects of the interpreter.
 
     The memories are those that memory_stats() counts. Raises RuntimeError for tracebacks while
-    tracemalloc does not trace, TypeError for others than True and False. Safe from every thread.
+    tracemalloc does not trace, TypeError for anything but True and False. Safe from every thread.
     Driver: none.
     """
     _check_flag("tracebacks", tracebacks)

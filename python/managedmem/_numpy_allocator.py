@@ -40,11 +40,11 @@ def numpy_allocator(
     new arrays have the system's memory.
 
     Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice to
-    a page on trial; at the block ImportError without NumPy 1.22 or newer, and RuntimeError for a
-    second time. In the block NumPy raises MemoryError for every failure; if memory did not run out,
-    a line on the standard error has the reason. Safe from every thread. Releases the GIL, except in
-    ndarray.resize().
-    Driver: cuMemAllocManaged and cuMemAdvise for each array, cuMemFree.
+    a page on trial; on entering the block, ImportError without NumPy 1.22 or newer, and
+    RuntimeError the second time. In the block NumPy raises MemoryError for every failure; if memory
+    did not run out, a line on standard error gives the reason. Safe from every thread. Releases the
+    GIL, except in ndarray.resize(). Driver: cuMemAllocManaged and cuMemAdvise for each array,
+    cuMemFree.
     """
     return _Block(_numpy_handler(policy, minimum))
 

@@ -1,4 +1,4 @@
-"""The warnings of allocations and places that devices and the host have no memory for."""
+"""The warnings about memory that devices, or devices and the host together, cannot hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _warned: set[tuple[str, int]] = set()  # files and lines
 
 
 def warn_of_allocation(asked: int, living: int) -> int:
-    """Warn if devices and the host together have no room for managed memory. The bytes left.
+    """Warn if devices and the host together have no room for managed memory; return the bytes left.
 
     Memory that lives may have no pages yet, so what is available is compared with what is asked
     for, and what the machine has with the sum.
@@ -25,7 +25,7 @@ def warn_of_allocation(asked: int, living: int) -> int:
     if asked >= _ADDRESSES:
         return 0
     if available is None or limit is None:
-        return asked + living  # looks again when as much is taken once more
+        return asked + living  # look again once as much has been added
     left = min(devices + available - asked, devices + limit - asked - living)
     if left < 0:
         _warn(
@@ -38,7 +38,7 @@ def warn_of_allocation(asked: int, living: int) -> int:
 
 
 def warn_of_places(places: list[tuple[int, int, int]]) -> None:
-    """Warn of devices that are to hold more than they have: of (address, bytes, device)."""
+    """Warn of devices that are to hold more than they have, by (address, bytes, device)."""
     by_device = defaultdict(list)
     for start, nbytes, device in places:
         if nbytes < _ADDRESSES:

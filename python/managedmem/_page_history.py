@@ -110,7 +110,7 @@ class History:
         return records[self.np.isin(records["memory"], self.np.array(self.indices, "u4"))]
 
     def places(self, numbers: Any) -> Any:
-        """The places of processors by their numbers."""
+        """The places that stand for processors, given as numbers."""
         ordinals = self.np.array(self.ordinals, "i8")
         devices = DEVICE + self.np.searchsorted(ordinals, numbers)
         return self.np.where(
@@ -210,7 +210,7 @@ class Areas:
         self.table = np.zeros(places * (rows + 2) * (columns + 2))
 
     def differences(self, low: Any, high: Any) -> Iterator[tuple[Any, Any]]:
-        """Cells, and the differences there, of parts between two places each."""
+        """The cells, and the differences there, of parts that each lie between two places."""
         for at, sign in ((low, -1), (high, 1)):
             cell = self.np.floor(at).astype("i8")
             beyond = at - cell
@@ -218,7 +218,7 @@ class Areas:
             yield cell + 1, -sign * beyond
 
     def add(self, place: Any, rows: tuple[Any, Any], columns: tuple[Any, Any], chosen: Any) -> None:
-        """Add the chosen ones of rectangles: places, and borders in rows and in columns."""
+        """Add the chosen rectangles, given by places, and by borders in rows and in columns."""
         place = self.np.broadcast_to(place, chosen.shape)[chosen]
         rows, columns = ((low[chosen], high[chosen]) for low, high in (rows, columns))
         across = list(self.differences(*columns))

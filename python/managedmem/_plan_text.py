@@ -1,4 +1,4 @@
-"""The text of PrefetchPlan.explain(), of the numbers that the extension finds in a preview."""
+"""The text of PrefetchPlan.explain(), from the numbers that the extension finds in a preview."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _calls(view: Preview) -> Iterator[str]:
 def _groups(
     ranges: Iterable[Transfer],
 ) -> Iterator[tuple[tuple[int, str], list[int]]]:
-    """The sizes of ranges with one route to one place, in the order of their first ones."""
+    """The sizes of ranges with one route to one place, in the order of their first ranges."""
     groups: dict[tuple[int, str], list[int]] = {}
     for each in ranges:
         groups.setdefault((each.route, each.place), []).append(each.nbytes)

@@ -158,7 +158,7 @@ def marks(axes: Any, labels: Sequence[tuple[float, str]], unit: float) -> None:
 
 
 def stacked(line: grid.Timeline, lane: int, kinds: Sequence[int], full: float) -> Iterator[Any]:
-    """The heights of the bars of a lane to one side: the kind, and from where to where."""
+    """The bars of a lane on one side of its middle: the kind of each, and its two ends."""
     heights = line.moved[lane, list(kinds)] / full
     total = heights.sum(axis=0)
     factor = (total**0.5).clip(min=LEAST) / total.clip(min=1e-300)
@@ -171,7 +171,7 @@ def stacked(line: grid.Timeline, lane: int, kinds: Sequence[int], full: float) -
 
 
 def bars(axes: Any, line: grid.Timeline, edges: Any) -> tuple[list[int], float]:
-    """Draw the moves; the kinds that there are, and the bytes that have the full height."""
+    """Draw the moves; return the kinds that occur, and the bytes that have the full height."""
     sides = (line.moved[:, list(kinds)].sum(axis=1) for kinds in (UPWARDS, DOWNWARDS))
     full = max(float(side.max(initial=0)) for side in sides)
     from matplotlib.patches import StepPatch
@@ -312,7 +312,7 @@ def size_axis(axis: Any, nbytes: int) -> None:
 def image(
     axes: Any, cells: Any, extent: tuple[float, ...], styles: Sequence[tuple[str, str]]
 ) -> None:
-    """Draw cells of places, and a legend of those that there are."""
+    """Draw cells of places, and a legend of those that occur."""
     import numpy as np
     from matplotlib.colors import ListedColormap
 

@@ -29,7 +29,7 @@ class ResidencyRun(NamedTuple):
     """Neighbouring pages with equal answers."""
 
     offset: int
-    """Bytes from the start of the memory; of several targets, as if they lay end to end."""
+    """Bytes from the start of the memory; for several targets, as if they lay end to end."""
     nbytes: int
     where: str
     """"host" or "not on host"; where the driver says it, also a device, such as "Device(0)", or
@@ -71,7 +71,7 @@ class Residency:
     _records: tuple[_Record, ...]
     _hints: tuple[Device | Host, ...]
     nbytes: int
-    """The size of the memory; of several targets the sum."""
+    """The size of the memory; for several targets, the sum."""
     on_host: int
     """Bytes that are on the host, those included that devices have too."""
     numa: dict[int, int] | None
@@ -133,7 +133,7 @@ class Residency:
 
     @property
     def devices(self) -> dict[Device | Host, int]:
-        """The bytes that each device has, as the driver says. Empty where no device has some, and
+        """The bytes that each device has, as the driver says. Empty where no device has any, and
         with drivers older than CUDA 13.4."""
         return self._by_location(of_devices=True)
 

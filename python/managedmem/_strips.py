@@ -49,7 +49,7 @@ def styles_of(columns: Columns[str]) -> dict[str, Style]:
 def fold(
     runs: Iterable[tuple[int, int, Kind]], nbytes: int, mixed: Kind, columns: int = COLUMNS
 ) -> Columns[Kind]:
-    """The columns of runs, which are an offset, a number of bytes and a kind each."""
+    """The columns of runs, each of which is an offset, a number of bytes and a kind."""
     parts: dict[Kind, list[float]] = {}
     scale = columns / nbytes if nbytes else 0.0
     for offset, size, kind in runs:

@@ -22,7 +22,8 @@ _MOST_PARTS = 30
 class Moves:
     """Sums over the time in which clients ask, by memory.
 
-    As a context, the place in which a trace of the program starts. Safe from every thread.
+    As a context manager, it keeps still while a trace of the program starts. Safe from every
+    thread.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ class Numbers:
         ]
 
     def _find_sites(self, memories: list[LiveMemory]) -> None:
-        """Find the allocations in Python, where tracemalloc runs, once for each memory."""
+        """Find the line that allocated each memory, once for each, if tracemalloc runs."""
         if not tracemalloc.is_tracing() or all(memory.serial in self._sites for memory in memories):
             return
         try:

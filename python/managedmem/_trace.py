@@ -148,7 +148,7 @@ class TracePart(TraceView):
     def plot_causes(self, *, ax: Axes | None = None) -> Axes:
         """Draw the bytes of each memory by their cause, and return the matplotlib Axes.
 
-        Bars to the right are moves to devices, also between them; bars to the left moves to the
+        Bars to the right are moves to devices and between them; bars to the left are moves to the
         host. The 12 memories that moved most have bars, the others share one. ``ax`` is as for
         `plot`. Raises ImportError without matplotlib.
         """
@@ -234,7 +234,7 @@ class Trace(TracePart):
         self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
         self._lock = threading.RLock()
         self._process = 0
-        self._starter = 0  # the process of the first start, also while it is under way
+        self._starter = 0  # the process of the first start, even while it is under way
         self._labels: list[str] = []
         self._overheads = [0]
         self._named: list[tuple[int, int, str]] = []
@@ -360,7 +360,7 @@ class Trace(TracePart):
             raise RuntimeError(FORKED)
 
     def _note_overhead(self) -> None:
-        """Note the overhead so far, also for parts behind which an interrupt came in between."""
+        """Note the overhead so far, even for parts after which an interrupt came."""
         with self._lock:
             missing = len(self._recorder.parts()) + 1 - len(self._overheads)
             self._overheads.extend([self._recorder.report()["overhead"]] * missing)
@@ -372,7 +372,7 @@ class Trace(TracePart):
             raise RuntimeError(f"{action} needs a running trace, and this one has ended")
 
     def __enter__(self) -> Self:
-        """Call start(). An interrupt ends the trace, also if a second one comes meanwhile."""
+        """Call start(). An interrupt ends the trace, even if a second one comes meanwhile."""
         is_first = not self._process
         try:
             try:
@@ -393,7 +393,7 @@ class Trace(TracePart):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Call stop(). An interrupt ends the trace, also if a second one comes meanwhile.
+        """Call stop(). An interrupt ends the trace, even if a second one comes meanwhile.
 
         If the block has raised an error, an error of stop() becomes a note on it.
         """

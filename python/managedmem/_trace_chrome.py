@@ -51,11 +51,11 @@ COUNTED = {
 ADVISE = OPERATIONS.index("advise")
 REQUESTED, VIEWED = CAUSES.index("requested"), CAUSES.index("host_view")
 MOST_WAITING, MOST_LABELS = 64, 8
-"""Of a memory, so many calls wait for their moves; a call names so many memories."""
+"""For each memory, so many calls wait for their moves; a call names so many memories."""
 
 
 class Rows:
-    """The rows of the picture: the calls, and for each memory as many as overlap."""
+    """The rows of the picture: one for calls, and for each memory as many as moves that overlap."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
@@ -108,7 +108,7 @@ def place_text(row: int, nanoseconds: int) -> str:
 
 
 class Flows:
-    """Finds the call that a requested move, or one of a host view, is from."""
+    """Finds the call that a requested move, or one of a host view, comes from."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, list[tuple[int, ...]]] = {}  # calls without a move, by memory
@@ -122,7 +122,7 @@ class Flows:
         calls.append(record)
 
     def moved(self, record: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The latest call that a move can be from, at its first move; else None."""
+        """The latest call that a move can come from, if it is that call's first move; else None."""
         start, end = record[2], record[2] + record[3]
         calls = self.waiting.get(record[4], [])
         for i, call in reversed(list(enumerate(calls))):

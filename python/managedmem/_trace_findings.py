@@ -65,7 +65,7 @@ class Finding(NamedTuple):
     advice: str
 
     def __hash__(self) -> int:
-        """Without the evidence, which has none."""
+        """A hash without the evidence, which has none."""
         return hash((self.memory, self.observation, self.advice))
 
     def __str__(self) -> str:
@@ -323,7 +323,7 @@ def returned(given: Material) -> Costed | None:
 def brought(given: Material) -> Costed | None:
     """Pages went to the host for ``numpy()``, perhaps to be overwritten there.
 
-    No event shows their use by the host. A device that made the contents did it to be read.
+    No event shows their use by the host. If a device made the contents, they are to be read.
     """
     memory = given.memory
     moved = viewed(memory)

@@ -44,7 +44,7 @@ class RawMemory(NamedTuple):
 def with_tails(
     named: list[tuple[int, int, str]], memories: Iterable[tuple[Any, ...]]
 ) -> list[tuple[int, int, str]]:
-    """The named ranges, with the last page of a buffer whole where they end in it.
+    """The named ranges; one that ends in the last page of a buffer has all of that page.
 
     The pages of a buffer are its own, and move as a whole.
     """
@@ -76,7 +76,7 @@ def _mapped_spans() -> list[tuple[int, int]]:
 
 
 def with_system_memory(memories: list[RawMemory]) -> list[RawMemory]:
-    """The memories, with a name for addresses that the driver does not know and the system does."""
+    """The memories, with a name for addresses that the system knows and the driver does not."""
     unknown = [i for i, memory in enumerate(memories) if memory.kind == "unknown"]
     if not unknown or not _reaches_system_memory():
         return memories
@@ -119,7 +119,7 @@ def with_rests(
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges sorted, and separate."""
+    """The ranges, sorted and made separate."""
     spans: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if spans and start <= spans[-1][1]:
@@ -130,7 +130,7 @@ def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """The bytes between two addresses that are in ranges, which are sorted and separate."""
+    """How many bytes between two addresses lie in ranges, which are sorted and separate."""
     nbytes, at = 0, max(bisect.bisect_right(ranges, (start, 1 << 64)) - 1, 0)
     while at < len(ranges) and ranges[at][0] < end:
         nbytes += max(0, min(ranges[at][1], end) - max(ranges[at][0], start))
@@ -139,7 +139,7 @@ def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
 
 
 def part_label(memories: Sequence[RawMemory], start: int, end: int) -> str:
-    """The label of a part of a memory; of a part with a name, if it lies in one."""
+    """The label of a part of a memory; if it lies in a part with a name, by that name."""
     around = [m for m in memories if m.address <= start and end <= m.end]
     around = [m for m in around if m.kind == "named"][-1:] or around
     if len(around) != 1:

@@ -28,7 +28,7 @@ def rank_of_process() -> int | None:
 
 
 def process_name() -> str:
-    """The name of this process in a trace: of a rank also its number, host and device."""
+    """The name of this process in a trace; for a rank, with its number, host and device."""
     rank = rank_of_process()
     if rank is None:
         return f"managed memory, process {os.getpid()}"
@@ -52,7 +52,7 @@ def merge(paths: Sequence[str], target: str) -> None:
 
     Files of one host keep their times; those of others are moved by the difference of the hosts'
     realtime clocks. Raises ValueError for a file that ``to_chrome_trace()`` has not written, or
-    whose end is missing, and OSError; the target is left as it was then.
+    whose end is missing, and OSError; the target is then left as it was.
     """
     headers = [header_of(path) for path in paths]
     first = headers[0]

@@ -170,8 +170,8 @@ class TraceMemory(TraceSums):
     label: str
     """The name of the memory; for a buffer without one its dtype, shape and number."""
     nbytes: int
-    """Size in bytes, without parts that have a name of their own; of several memories with one
-    label that of the last."""
+    """Size in bytes, without parts that have a name of their own; for several memories with one
+    label, that of the last."""
     address: int
     """Address of the first byte."""
     kind: str
@@ -617,7 +617,7 @@ def _is_chosen(record: tuple[int, ...], chosen: Selection | None) -> bool:
 
 
 def cause_text(kind: int, cause: int, extra: int) -> str | None:
-    """The cause of an event by the numbers of its record; of a call, the advice or operation."""
+    """The cause of an event by the numbers of its record; for a call, the advice or operation."""
     if kind == CALL:
         if cause == 0 and 1 <= extra <= len(ADVICES):
             return ADVICES[extra - 1]

@@ -421,9 +421,9 @@ def tune(
     max_noise : float
         The largest difference of unchanged runs, as a part of a run, measured in the same way.
 
-    Returns a `TuneResult`. Contents never change, except of ``disposable`` memory. On every
-    exception, also KeyboardInterrupt, each page has its earlier advice again. An exception of the
-    step passes through, with a note on the change that was applied.
+    Returns a `TuneResult`. Contents never change, except those of ``disposable`` memory. After
+    every exception, even KeyboardInterrupt, each page has its earlier advice again. An exception of
+    the step passes through, with a note on the change that was applied.
 
     Raises TypeError or ValueError for other arguments before the first run, and ValueError if
     ``max_seconds`` is too short for the step; NotImplementedError for ``disposable`` with an older

@@ -167,7 +167,7 @@ class PhaseEvidence:
     copying: float = 0.0
     """Seconds in which something of the memory moved."""
     phases: frozenset[str] = frozenset()
-    """Of the sums over all phases: those in which it moved unasked."""
+    """In the sums over all phases: the phases in which it moved unasked."""
 
     @property
     def unasked(self) -> float:

@@ -278,12 +278,12 @@ class Pairs(NamedTuple):
         return [max(each) if min(each) >= 0 else min(each) for each in shared]
 
     def unchanged(self) -> dict[str, tuple[int, int]] | None:
-        """The usual bytes and faults of the first runs, also as those after no change."""
+        """The usual bytes and faults of the first runs, for both sides: nothing changed."""
         medians = self.medians()
         return medians and {name: (before, before) for name, (before, _) in medians.items()}
 
     def medians(self) -> dict[str, tuple[int, int]] | None:
-        """The usual bytes and faults of the first and of the second runs; None of seconds."""
+        """The usual bytes and faults of the first and the second runs; None if seconds count."""
         if self.counts is None:
             return None
         before, after = (
@@ -394,7 +394,7 @@ class Search:
         return self.clock.now() - self.start
 
     def cost_of_pairs(self) -> float:
-        """Seconds that a full set of pairs takes, as far as the step is as fast as at first."""
+        """Seconds that a full set of pairs takes, if the step is as fast as at first."""
         settle = min(self.limits.warmup, 1)
         runs = self.limits.pairs * (2 + settle) + 2 * self.limits.warmup
         return self.first_typical * runs

@@ -109,7 +109,7 @@ class TuneTrial(NamedTuple):
     counts: CountPairs | None = None
 
     def __hash__(self) -> int:
-        """Without the evidence, which has none."""
+        """A hash without the evidence, which has none."""
         return hash((*self[:3], *self[4:]))
 
 

@@ -28,8 +28,8 @@ class WorkingGroup:
     Made by add() of the set. Safe from every thread.
     """
 
-    # Of all sets: a garbage collection under it may end uses of other groups, in an order that no
-    # thread knows.
+    # One for all sets: a garbage collection under it may end uses of other groups, in an order
+    # that no thread knows.
     _lock = threading.RLock()
     _ACCESS_THAT_STAYS: tuple[Access, ...] = ()
 
@@ -256,7 +256,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _ReadOnly:
-    """Says that memory is not to be written, as the owner of buffers over it."""
+    """The owner of buffers over memory that is not to be written: it says so."""
 
     def __init__(self, slab: _Slab) -> None:
         self.slab = slab
@@ -358,7 +358,7 @@ class ManagedGroup(WorkingGroup):
 
 
 class _Parts:
-    """The parts of a use that are on the device. Its arrays keep it, also when the use is over."""
+    """The parts of a use that are on the device. Its arrays keep it, even when the use is over."""
 
     outlives = False
     is_over = False

@@ -273,8 +273,8 @@ class WorkingSet(_GroupSet[FramedGroup]):
     follow it, as with other memory.
 
     Use the set in a with block, or close() it. len() is the number of groups, iteration yields
-    them. A use that loads takes time in proportion to the number of groups, so a set is for some
-    thousands.
+    them. A use that loads takes time in proportion to the number of groups, so a set is meant for a
+    few thousand.
 
     Raises TypeError and ValueError for bad arguments, MemoryError if less than the budget is free,
     NotImplementedError if the device cannot suspend memory. In a forked child, uses raise
@@ -381,7 +381,7 @@ class ManagedWorkingSet(_GroupSet[ManagedGroup]):
     ----------
     limit : int or str
         The most bytes of groups that the set brings to the device at a time, in the forms of a
-        budget. It is no budget: the driver keeps the frames of pages that have left, until other
+        budget. It is not a budget: the driver keeps the frames of pages that have left until other
         memory needs them. stats().kept has the bytes of all groups that were on the device.
     device : Device, a device object of another library, or an ordinal
         None is the calling thread's current device.
@@ -490,7 +490,7 @@ def _home_of(arrays: Any, device: Device) -> Home:
 
 @contextmanager
 def _naming(name: object) -> Iterator[None]:
-    """Note in errors for which array they are."""
+    """Note in errors which array they are about."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -122,7 +122,7 @@ class Counters(NamedTuple):
     """Bytes moved since `clear_counters`, by direction; faults; read-mostly copies, in pages.
 
     Faults have the unit of traces: one for each page that the host touches, and one for each 64 KiB
-    that a device touches. Loads and stores of the host count, also the first ones of a page.
+    that a device touches. Loads and stores of the host count, even the first ones of a page.
     """
 
     bytes_htod: int
@@ -313,7 +313,7 @@ def enable(
 
 
 def _select(wanted: str) -> bool:
-    """Choose the emulated driver; False if it is open as it is wanted."""
+    """Choose the emulated driver; False if it is open with these settings already."""
     try:
         _managedmem._select_driver("emulator")
     except RuntimeError:

@@ -1,6 +1,6 @@
 """A pytest fixture that fails a test which leaves memory of this package behind.
 
->>> pytest_plugins = ["managedmem.pytest"]  # in the uppermost conftest.py
+>>> pytest_plugins = ["managedmem.pytest"]  # in the topmost conftest.py
 
 and @pytest.mark.usefixtures("no_managed_leaks") at a test, a class, or as pytestmark; for all tests
 usefixtures = ["no_managed_leaks"] below [tool.pytest.ini_options] of pyproject.toml.
@@ -25,7 +25,7 @@ _RAISED = pytest.StashKey[bool]()
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note if a test or a fixture raises, also as expected: the traceback keeps its buffers."""
+    """Note if a test or a fixture raises, even as expected: the traceback keeps its buffers."""
     report = yield
     if call.when != "teardown":
         item.stash[_RAISED] = call.excinfo is not None
@@ -34,12 +34,12 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def no_managed_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test if memory that it allocated lives after it, and after a garbage collection.
+    """Fail the test if memory that it allocated lives on after it and after a garbage collection.
 
     The memory is that of live(), and the device memory of working sets and offloaded modules. The
     message names each memory with its size and, while tracemalloc traces, the allocation. What
     fixtures before this one free is a leak at its end: @pytest.mark.usefixtures puts it before the
-    fixtures that a test names. A test that raises, also in a fixture, is not looked at. Driver:
+    fixtures that a test names. A test that raises, even in a fixture, is not looked at. Driver:
     cuMemPoolGetAttribute, once for each pool.
     """
     before, frames_before = {memory.serial for memory in live()}, _frames()

@@ -274,7 +274,7 @@ def print_timings(job: Job, timings: Sequence[Timing]) -> None:
 
 
 def print_picture(job: Job, timings: Sequence[Timing]) -> None:
-    """Draw the faults of the variants as bars, and times that mean something; no prefetch first."""
+    """Draw faults as bars, and times that mean something; the run without prefetch first."""
     shown = timings[::-1]
     if all(each.faults is not None for each in shown):
         unit = ", one for each 64 KiB" if job.emulated else ""

@@ -19,7 +19,7 @@ class Timing(NamedTuple):
     seconds: float
     counted: str
     faults: int | None
-    """Of the processor that works; None where nothing counts them."""
+    """Faults of the processor that works; None where nothing counts them."""
 
 
 def draw_bars(axes: Any, names: Sequence[str], values: Sequence[float], form: str) -> None:

@@ -28,7 +28,7 @@ def choice_reason(request: str | None) -> str:
 
 
 def open_driver(request: str | None) -> tuple[Mapping[str, Any], str]:
-    """Open the requested driver, or without a request CUDA, or without CUDA the emulated one.
+    """Open the requested driver; without a request CUDA's, or the emulated one where there is none.
 
     Returns ``_driver_info()`` and the reason for this driver. A requested driver that is missing,
     and any driver that is too old, is an error.

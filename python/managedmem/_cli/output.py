@@ -17,7 +17,7 @@ def program_name() -> str:
 
 
 def write_to_nothing(stream: TextIO) -> None:
-    """Give a stream without a reader another end, because Python flushes it once more at exit."""
+    """Let a stream without a reader write nowhere: Python flushes it once more at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)
@@ -37,7 +37,7 @@ def flushed(stream: TextIO) -> bool:
 def readers_may_stop() -> Iterator[None]:
     """End the process silently with status 1 when the reader of stdout has read enough.
 
-    A stdout that the shell has closed is one that nobody reads.
+    A stdout that the shell has closed counts as one without a reader.
     """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -96,7 +96,7 @@ def read_script(path: str) -> Program:
 
 
 def find_module(name: str) -> Program:
-    """A module; of a package its ``__main__``."""
+    """A module, or the ``__main__`` of a package."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:

@@ -87,7 +87,7 @@ def _table(view: View) -> Any:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[Show]:
-    """One table that changes, by rich; a table after the other without it, or into a file."""
+    """One table that changes in place; without rich, or into a file, one table after another."""
     try:
         live = _rich("live").Live(auto_refresh=False) if sys.stdout.isatty() else None
     except ModuleNotFoundError:
@@ -113,7 +113,7 @@ def views(source: Source, interval: float, count: int | None) -> Iterator[View]:
         yield View(now, before)
         before = now
         shown += 1
-        due = max(due + interval, time.monotonic())  # missed ones, as of a stop, do not follow
+        due = max(due + interval, time.monotonic())  # what a stop has missed is not made up for
 
 
 def run(options: argparse.Namespace) -> int:

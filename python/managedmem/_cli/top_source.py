@@ -33,7 +33,7 @@ class SourceError(ValueError):
 
 
 class Ended(Exception):
-    """The process has ended, or its thread that serves."""
+    """The process has ended, or the thread in it that serves."""
 
 
 class Source(Protocol):
@@ -60,7 +60,7 @@ def command_of(process: int) -> str:
 
 
 class Served:
-    """A process that was started with MANAGEDMEM_TOP=1. Raises OSError if it is none."""
+    """A process that was started with MANAGEDMEM_TOP=1. Raises OSError for any other."""
 
     def __init__(self, process: int) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -143,7 +143,7 @@ class Mapped:
         self._unseen: str | None = None
 
     def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record the events too, if the system lets this user. The rows are the mappings of now."""
+        """Record the events too, if the system lets this user. The rows are the mappings now."""
         try:
             self._moves = MappedMoves(self._process, rows)
         except (OSError, RuntimeError) as error:

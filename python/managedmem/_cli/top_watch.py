@@ -64,7 +64,7 @@ class MappedMoves:
             os.close(file)
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """``moves`` and ``reason``, as a server answers; the rows are the mappings of now."""
+        """``moves`` and ``reason``, as a server answers; the rows are the present mappings."""
         with self._lock:
             self._know(rows)
             if self._rejected:
@@ -87,7 +87,7 @@ class MappedMoves:
         return {**names, "address": start, "resource": "mapped"}
 
     def _sums_of(self, address: int) -> dict[str, int]:
-        """The sums of the mapping with an address, or of 0 for none."""
+        """The sums of the mapping with an address; those under 0 if no mapping has it."""
         at = bisect_right(self._starts, address) - 1
         start = self._starts[at] if at >= 0 else 0
         if start and address >= start + self._rows[start]["nbytes"]:

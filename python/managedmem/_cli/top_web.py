@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 def page(port: int) -> Iterator[Callable[[View], None]]:
     """Serve the page, print its address, and yield the function that changes its view.
 
-    Raises OSError if the port cannot be had.
+    Raises OSError if the port is not available.
     """
     try:
         made = Server(port)

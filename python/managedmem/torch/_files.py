@@ -116,7 +116,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _read_header(path: Path) -> Iterator[Entry]:
-    """The tensors of one file; ValueError if it is no whole file of safetensors."""
+    """The tensors of one file; ValueError if it is not a whole file of safetensors."""
     with path.open("rb") as file:
         mark = stamp(file.fileno())
         size = os.fstat(file.fileno()).st_size
@@ -152,7 +152,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
 def _check_order(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> int:
     """Raise ValueError unless each tensor begins where another ends; the bytes of all.
 
-    Of tensors that share bytes, a small file could have enough to take all memory.
+    If tensors could share bytes, a small file could have enough of them to take all memory.
     """
     last, before = 0, ""
     for begin, end, name in sorted((row[3], row[4], row[0]) for row in rows if row[4] > row[3]):
@@ -192,7 +192,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         at += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    # Of its own for each call, also in threads, and no one else's; short, as the path may be long.
+    # A name of its own for each call, even in threads, and no one else's; short, as the path may be
+    # long.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with unfinished.open("xb") as file:

@@ -62,8 +62,8 @@ def load_file(
     whose tensors these are copies nothing where the tensors of a block lie together, as
     load_model() places them.
 
-    Raises ValueError for a file that is none of safetensors, is cut off, is replaced meanwhile, or
-    has a dtype that this torch lacks, and for an index that names a file outside of its folder,
+    Raises ValueError for a file that is not a safetensors file, is cut off, is replaced meanwhile,
+    or has a dtype that this torch lacks, and for an index that names a file outside of its folder,
     FileNotFoundError without the file, TypeError for other arguments, MemoryError if the host has
     no room, and CUDAError if the driver does not lock the memory. Safe from every thread. Driver:
     cuMemHostRegister.
@@ -139,13 +139,13 @@ def save_file(
         64 MiB at a time.
     path : str or path-like
         The file. It appears when it is whole; one that was there stays until then. ValueError for
-        what is no regular file, such as a folder or a pipe.
+        what is not a regular file, such as a folder or a pipe.
     metadata : mapping of str to str, optional
         Text for the file's header, such as ``{"format": "pt"}``, which Transformers expects.
 
-    Of tied parameters, the file has the first name. Raises TypeError and ValueError for what a file
-    cannot have, before anything is written, and OSError. Nothing may write the tensors during the
-    call. Driver: cuMemcpyDtoHAsync, by torch.
+    Tied parameters have their first name in the file. Raises TypeError and ValueError for what a
+    file cannot have, before anything is written, and OSError. Nothing may write the tensors during
+    the call. Driver: cuMemcpyDtoHAsync, by torch.
     """
     if isinstance(tensors, nn.Module):
         tensors = {
@@ -233,7 +233,7 @@ def _assign(
 
 
 def _checked(ranks: Alone, check: Callable[[], _Wanted]) -> _Wanted:
-    """What a check finds; ValueError in all ranks if it differs."""
+    """What a check returns; ValueError in all ranks if it differs between them."""
     mine: list[_Wanted] = []
 
     def describe() -> tuple[list[object], list[object]]:

@@ -220,7 +220,7 @@ def _rounded(piece: _Piece) -> _Piece:
 
 
 def _must_change(block: _Block) -> bool:
-    """True if the block is not in managed memory, or a tensor of it changes its device."""
+    """True if the block is not in managed memory, or one of its tensors changes its device."""
     memory = ManagedBuffer.from_handle(block.start, block.end - block.start)
     moves = any(tensor.device != piece.device for piece in block.pieces for tensor in piece.tensors)
     return moves or not memory.is_managed

@@ -132,12 +132,12 @@ def offload(
     Other parts have their home in page-locked memory of the host, of exactly their size. Before the
     forward and the backward call of a submodule, its parameters are copied to frames on the device,
     ahead of the call where the order of calls is known, and for the time of the call their tensors
-    point there. Of experts in one parameter, a call without gradients loads the slices that it
+    point there. For experts in one parameter, a call without gradients loads the slices that it
     indexes. Streams wait for each other; no call waits for the device, except the first one in a
     captured graph, and there is no thread. Writes of a call or the optimizer are copied home
     afterwards. A use that no call announces reads the home over the bus. If everything fits in the
     budget, everything is on the device from the start, without hooks of modules. A model that is
-    dropped without remove() is freed as a plain one.
+    dropped without remove() is freed like a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
     CPU tensors and the same calls move their memory.
@@ -376,7 +376,7 @@ class Offload(Handle):
         load_state_dict(assign=True) gave other memory. Until then, they stay where they are,
         outside of the budget; a UserWarning names a parameter of a streamed part that has other
         memory. The optimizer's add_param_group() may come before or after. Modules that have got
-        parameters of others, as tied weights are, announce their calls from now on. Nothing else
+        parameters of others, such as tied weights, announce their calls from now on. Nothing else
         moves: new parts are on the device if the budget has room left, or else in the frames that
         there are, or at home if they are larger. Parts of which the model has no parameter any more
         are not loaded again, and keep their memory until remove(). After a change of most of the
@@ -400,7 +400,7 @@ class Offload(Handle):
         new = [(name, t) for name, t in tensors if id(t) not in known and t.numel()]
         if not new and self._layout == _layout_of(model):
             return
-        self._layout = []  # until the end, also of a call after an error
+        self._layout = []  # until the end, even that of a call after an error
         check_claims(model, new, self._claim, self._lanes[0].read_only)
         shared_out = self._shared_out(model, tensors, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
@@ -593,7 +593,7 @@ class Offload(Handle):
         driver refused, gradients and state that stay on the device because there was no place on
         the host, and scratches for state that the device had no memory for. gradients_on_host and
         state_on_host are the bytes that lie there now. steps_in_backward counts parts that backward
-        passes have stepped. After remove(), the counters of its moment.
+        passes have stepped. After remove(), the counters as they were then.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
@@ -641,7 +641,7 @@ class Offload(Handle):
         not call the module, in compiled code, and by address, as extensions have them. Embeddings
         count the rows that they look up.
 
-        After remove(), the numbers of its moment. Safe from every thread; no driver call.
+        After remove(), the numbers as they were then. Safe from every thread; no driver call.
         """
         return self._watch.result()
 

@@ -154,7 +154,7 @@ def _frames_for(parts: list[_Part], room: int) -> int:
 def _largest_that_stay(
     parts: list[_Part], streamed: list[_Part], room: int
 ) -> tuple[list[_Part], int]:
-    """The largest parts whose stay makes the frames smaller than they cost, and the frames."""
+    """The largest parts that make the frames smaller if they stay, and the frames."""
     ordered = sorted(parts, key=lambda part: -part.nbytes)
     best: tuple[list[_Part], int] = [], _frames_for(parts + streamed, room)
     taken = 0

@@ -18,7 +18,7 @@ _compiling: Callable[[], object] | None = getattr(_eval_frame, "get_eval_frame_c
 
 
 def in_compiled_code() -> bool:
-    """True in a call of a compiled function, also in what runs uncompiled there."""
+    """True in a call of a compiled function, even in what runs uncompiled there."""
     return _compiling is not None and _compiling() is not None
 
 

@@ -116,7 +116,7 @@ class _Uses:
         last.end()
 
     def end_all(self) -> None:
-        """Release all uses, also of a thread that ended without unwinding."""
+        """Release all uses, even those of a thread that ended without unwinding."""
         while self.open:
             self.end_last()
 
@@ -186,7 +186,7 @@ class Versions:
         ]
 
     def leave_out(self, gone: set[int]) -> None:
-        """Let tensors be written, by id, that are known to have left the model."""
+        """Let the tensors with these ids be written: they are known to have left the model."""
         for key, watched in self._parts.items():
             self._parts[key] = [each for each in watched if id(each[0]) not in gone]
 
@@ -262,7 +262,7 @@ class Places:
                     self._owners[id(parameter)] = module._parameters, key
 
     def leave_out(self, gone: set[int]) -> None:
-        """Look no more at tensors, by id, that are known to have left the model."""
+        """Stop looking at the tensors with these ids: they are known to have left the model."""
         for key, places in self._parts.items():
             self._parts[key] = [place for place in places if id(place.tensor) not in gone]
 

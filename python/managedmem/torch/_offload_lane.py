@@ -315,7 +315,7 @@ class DeviceLane:
     # --- memory that comes and goes -------------------------------------------------------
 
     def memory(self, is_suspended: bool) -> list[_Frames | _Slab]:
-        """The memory of the device that is suspended, or that is not."""
+        """The memory of the device that is suspended, or else the memory that is not."""
         frames: list[_Frames | _Slab] = []
         if self.frames is not None:
             counts, _ = self.frames.stats()
@@ -323,7 +323,7 @@ class DeviceLane:
         return [*frames, *(slab for slab in self.slabs() if slab.is_suspended == is_suspended)]
 
     def slabs(self) -> list[_Slab]:
-        """That of the parts that stay on the device."""
+        """The memory of the parts that stay on the device."""
         slabs = {id(entry.slab): entry.slab for entry in self.moved}
         return [slab for slab in slabs.values() if slab is not None]
 
@@ -400,9 +400,7 @@ class DeviceLane:
         self.versions.forget()
 
     def written(self) -> tuple[list[str], list[str]]:
-        """The names of tensors that nothing may write and that were, and of those in memory that
-        other processes have.
-        """
+        """The names of tensors that were written, and of those that other processes have too."""
         return self.versions.written({id(p) for p in self.plan.streamed if p.is_shared})
 
     def numbers(self) -> dict[str, int]:

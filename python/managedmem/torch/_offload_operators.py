@@ -3,7 +3,7 @@
 Owns their schemas, and the order that they have among the kernels of a graph. Compilers order work
 by data: an operator claims to change the activations at its place, and a token that all operators
 of a graph share, so that kernels stay on their side of it. It changes nothing, and no gradient
-knows of it. A kernel on the wrong side would read the memory at home: slow, and right.
+knows of it. A kernel on the wrong side would read the memory at home: slow, but right.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def has_hooks(optimizer: optim.Optimizer) -> bool:
 
 
 def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
-    """True for the step() of the class, also if a scheduler has wrapped it."""
+    """True for the step() of the class, even if a scheduler has wrapped it."""
     function: object = getattr(step, "__func__", step)
     while True:
         ended = _ended_link(function)
@@ -276,7 +276,7 @@ class SplitStep:
             part.home = None
 
     def in_home(self) -> Iterator[Tensor]:
-        """The state tensors that lie at home, also of parameters that have left the groups."""
+        """The state tensors that lie at home, even of parameters that have left the groups."""
         optimizer = self._optimizer()
         if optimizer is None:
             return

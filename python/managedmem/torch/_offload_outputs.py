@@ -1,7 +1,4 @@
-"""The tensors in a module's output, also in containers and attributes of objects.
-
-And the nodes where a backward pass meets them.
-"""
+"""The tensors in a module's output, at any depth, and the nodes where backward passes meet them."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _OTHERS = (str, bytes, bytearray, int, float, complex, type, FunctionType, Modul
 
 
 def nodes_of(output: Any) -> set[Node]:
-    """The nodes of the tensors in an output, also those that remain when a view is overwritten."""
+    """The nodes of the tensors in an output, even those that remain when a view is overwritten."""
     nodes: set[Node | None] = set()
     for tensor in tensors_in(output):
         nodes.add(tensor.grad_fn)
@@ -31,7 +28,7 @@ def nodes_of(output: Any) -> set[Node]:
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Each tensor once, at any depth, also in an output that contains itself."""
+    """Each tensor once, at any depth, even in an output that contains itself."""
     pending: deque[Any] = deque([output])
     seen: dict[int, Any] = {}  # keeps objects that exist only while they are looked at
     for _ in range(_MOST):

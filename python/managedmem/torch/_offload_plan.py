@@ -271,7 +271,7 @@ class _Cutter:
         return "parameters" if parameters else "buffers"
 
     def _asked_for(self, block: _Block) -> Place | None:
-        """The place that the caller wants for a block; of several, the nearest to the kernels."""
+        """The place that the caller wants for a block; if several, the nearest to the kernels."""
         wanted = {self.asked.get(id(t)) for piece in block.pieces for t in piece.tensors}
         return next((place for place in _NEAREST if place in wanted), None)
 

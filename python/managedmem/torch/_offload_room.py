@@ -26,7 +26,7 @@ def left_free(target: Target) -> int:
 def check_room(modules: list[DeviceModule], budget: int, suspendable: bool) -> None:
     """Raise if a device cannot hold its budget, or the host the rest.
 
-    Memory that can be suspended is new also for what is on the device already.
+    Memory that can be suspended is new memory, even for what is on the device already.
     """
     at_home = 0
     for target, tensors in _by_target(modules).items():

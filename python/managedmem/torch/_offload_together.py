@@ -58,7 +58,7 @@ class Members:
         self._members = {name: weakref.ref(module) for name, module in members.items()}
 
     def again(self) -> nn.Module | None:
-        """The same as one module; of several, those that are alive. None if nothing is."""
+        """The same as one module, or those of several that are alive. None if nothing is."""
         alive = {name: m for name, ref in self._members.items() if (m := ref()) is not None}
         return Together(self._kind, alive) if self._kind and alive else alive.get("")
 
@@ -69,7 +69,7 @@ def kind_of(model: nn.Module) -> str:
 
 
 def roots_of(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules whose calls are calls of the model."""
+    """The modules whose calls count as calls of the model."""
     if isinstance(model, Together):
         yield from model.children()
     else:

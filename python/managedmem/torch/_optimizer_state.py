@@ -1,7 +1,7 @@
 """offload_optimizer: the state of an optimizer at home, and its steps on the device.
 
-Owns the public function and its handle. Parameters and gradients stay where they are, also those of
-fully_shard, whose shards are what a process steps.
+Owns the public function and its handle. Parameters and gradients stay where they are, even those of
+fully_shard, where a process steps its shards.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def offload_optimizer(
         On the emulated driver, whose parameters are CPU tensors, the device that stands for the
         GPU. By default each parameter's own.
 
-    optimizer.step() copies the state of some parameters at a time to a scratch on the device, in
-    both directions at once, and gives the numbers that it gives without it. State that the first
+    optimizer.step() copies the state of some parameters at a time to scratch memory on the device,
+    in both directions at once, and gives the numbers that it gives without it. State that the first
     step makes goes home part by part, to page-locked memory of exactly its size. state_dict(),
     load_state_dict(), schedulers, new groups and torch.distributed.checkpoint work as before.
     Parameters and gradients stay where they are; offload() moves these too.
@@ -111,7 +111,7 @@ def _target_of(parameter: Tensor, place: Target | None) -> Target:
 
 
 def state_tensors(optimizer: optim.Optimizer) -> list[Tensor]:
-    """All tensors of the state, without step counts; of DTensors their shards."""
+    """All tensors of the state, without step counts; for DTensors, their shards."""
     return [t for p in list(optimizer.state) for _, t in state_of(optimizer, p)]
 
 
@@ -172,7 +172,7 @@ class _Lane:
         return [part for part in parts if part.parameters]
 
     def _take(self, parameter: Tensor) -> StepPart:
-        """The part of a new parameter: of several if they are small."""
+        """The part of a new parameter, which it shares with others if they are small."""
         part = self._open
         if part is None or part.home is not None:
             part = self._open = StepPart([], self.target, None)
@@ -218,7 +218,7 @@ class OffloadedOptimizer(Handle):
     def of(optimizer: optim.Optimizer) -> OffloadedOptimizer | None:
         """The handle of an optimizer whose state is offloaded; None for other optimizers.
 
-        Raises TypeError if it is no optimizer. Safe from every thread; no driver call.
+        Raises TypeError if it is not an optimizer. Safe from every thread; no driver call.
         """
         inner = checked_optimizer(optimizer)
         if inner is None:

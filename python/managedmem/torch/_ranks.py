@@ -108,7 +108,7 @@ def _told(error: BaseException | None) -> tuple[int, str] | None:
 
 
 def _host() -> tuple[str, ...]:
-    """What the processes have in common that can map each other's memory."""
+    """What processes that can map each other's memory have in common."""
     boot = space = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

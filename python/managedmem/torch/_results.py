@@ -25,10 +25,10 @@ def to_host(tensor: Tensor) -> Tensor:
     memory, which later calls use again when earlier results have died.
 
     The copy of a CUDA tensor has page-locked memory of torch, which waits for copies from it with
-    ``non_blocking=True`` before it uses the memory again. The copy of a contiguous CPU tensor of
-    64 KiB or more in managed memory has memory of managedmem.result_cache, which does not: keep it
+    ``non_blocking=True`` before it uses the memory again. The copy of a contiguous CPU tensor of 64
+    KiB or more in managed memory has memory of managedmem.result_cache, which does not: keep it
     until such copies are done. Other CPU tensors are copied by the host. Copies have ordinary
-    memory where page-locked memory cannot be had.
+    memory where no page-locked memory is available.
 
     Returns a tensor of the same shape and dtype, outside of autograd. Raises TypeError for other
     objects and for tensor subclasses that hold other tensors, ValueError for a tensor that is
@@ -46,10 +46,10 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """Memory of torch for a copy, page-locked if that can be had."""
+    """Memory of torch for a copy, page-locked if possible."""
     try:
         return torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)
-    except RuntimeError:  # also torch's errors of memory that has run out
+    except RuntimeError:  # including torch's errors for lack of memory
         return torch.empty_like(tensor, device="cpu", requires_grad=False)
 
 

@@ -56,10 +56,9 @@ def share_memory(
 
     Returns the bytes that are shared. Raises ValueError in all ranks if names, shapes, strides,
     dtypes or contents differ, or a tensor has contents in no rank of a host; MemoryError, CUDAError
-    and OSError for memory that cannot be had, and TypeError for other arguments, as the others do
-    then: all modules are unchanged. If a rank ends meanwhile, the others get the error of
-    torch.distributed. No other thread may use the module during the call. Driver:
-    cuMemHostRegister.
+    and OSError for lack of memory, and TypeError for other arguments, as the others do then: all
+    modules are unchanged. If a rank ends meanwhile, the others get the error of torch.distributed.
+    No other thread may use the module during the call. Driver: cuMemHostRegister.
     """
     ranks = Ranks(group)
     shared: list[_Shared] = []
@@ -99,7 +98,7 @@ def replicate(module: nn.Module) -> nn.Module:
     Tensors elsewhere are copied, as copy.deepcopy() copies everything else. The memory lives as
     long as one of its tensors. The module may be offloaded with read_only=True; its copy is not.
 
-    Returns the copy. Raises TypeError for what is no module, and ValueError for a module that is
+    Returns the copy. Raises TypeError for what is not a module, and ValueError for a module that is
     offloaded in another way, and for one without a tensor in such memory. No other thread may
     change the module during the call; no driver call.
     """
@@ -150,7 +149,7 @@ def _as(tensor: Tensor, new: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is equal in all ranks, and if a rank has contents."""
+    """What is equal in all ranks, and whether a rank has contents."""
 
     names: list[str]
     shape: tuple[int, ...]

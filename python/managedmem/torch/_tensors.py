@@ -1,4 +1,4 @@
-"""One tensor and its memory: its inner tensors, its bytes, and if they are managed.
+"""One tensor and its memory: its inner tensors, its bytes, and whether they are managed.
 
 Owns the distinct byte ranges of tensors, and the error for a tensor outside managed memory.
 """
