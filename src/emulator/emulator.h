@@ -401,7 +401,8 @@ struct emu_allocation *emu_find(CUdeviceptr ptr);
 struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
 /* The same for managed memory alone. */
 struct emu_allocation *emu_find_managed(CUdeviceptr ptr, size_t size);
-/* Host memory of others that is page-locked at an address, as an allocation without pages; or NULL. */
+/* The host memory of others that is page-locked at an address, as an allocation without pages;
+ * NULL if none is. */
 struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
 /* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);

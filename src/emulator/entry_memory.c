@@ -290,7 +290,7 @@ queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocatio
     struct emu_op op = {.kind = EMU_OP_PREFETCH, .ptr = ptr, .size = size, .location = location};
 
     EMU_TRY(emu_policy_prefetched(allocation->region, ptr, size, location));
-    /* As driver 580 does (docs/develop/dispatch.rst): nothing moves, also once there is a context. */
+    /* As driver 580 does (docs/develop/dispatch.rst): nothing moves, even once there is a context. */
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && !emu_device_has_context(location.id)) {
         op.kind = EMU_OP_NOTHING;
     }

@@ -13,7 +13,7 @@
 
 enum { RECORD = 64, LAST_TYPE = 63 };
 
-/* The type comes first; a type has further bytes, and then numbers of 8 bytes. */
+/* The type comes first, then further bytes that depend on the type, and then numbers of 8 bytes. */
 struct record {
     unsigned char bytes[8];
     uint64_t numbers[7];

@@ -1,5 +1,5 @@
-/* uvm_calls.c: the system calls behind event queues, and the open files of the module, of this process
- * and of others. */
+/* uvm_calls.c: the system calls behind event queues, and the files of the module that this process
+ * and others have open. */
 #include "uvm_calls.h"
 
 #include <dirent.h>

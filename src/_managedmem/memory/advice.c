@@ -246,9 +246,8 @@ first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLoca
     }
 }
 
-/* True if some pages lack the record of a NUMA node that was just advised. *location becomes
- * that node, also if the current node was advised. False on machines with one node, which record
- * none. */
+/* True if some pages lack the record of a NUMA node that was just advised. *location becomes that
+ * node, even if the current node was advised. False on machines with one node, which record none. */
 static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
 {

@@ -10,7 +10,7 @@
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to,
                               CUdeviceptr *allocation, mm_status *st);
 
-/* Frees a managed allocation, also during a graph capture. */
+/* Frees a managed allocation, even during a graph capture. */
 MM_NODISCARD int mm_free(mm_driver *cu, CUdeviceptr start, mm_status *st);
 
 #endif

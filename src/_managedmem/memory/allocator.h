@@ -3,7 +3,7 @@
  *
  * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset
  * (the advice for each block) has a function of its own, managedmem_allocate_0 and so on;
- * managedmem_free serves all. They may be called from any thread, also with locks of the caller
+ * managedmem_free serves all. They may be called from any thread, even with locks of the caller
  * held, and need no interpreter. */
 #ifndef MM_ALLOCATOR_H
 #define MM_ALLOCATOR_H

@@ -1,4 +1,5 @@
-/* attachment.c: attaches managed memory in a stream, records to what, and waits for its host use. */
+/* attachment.c: attaches managed memory in a stream, records what it is attached to, and waits
+ * before the host uses it. */
 #include "attachment.h"
 
 #include "../driver/threads.h"
@@ -172,7 +173,7 @@ wait_for_all(mm_driver *cu, mm_status *st)
                                 "access it before the capture begins or after it");
 }
 
-/* As a record says that is not in force. */
+/* Waits as the record `now` says, which is not in force. */
 static int
 wait_as_recorded(mm_driver *cu, mm_attachment *a, const mm_attachment *now, mm_status *st)
 {

@@ -40,12 +40,12 @@ mm_batch_one(mm_batch *b, mm_range range, CUmemLocation location)
     b->transfers[0] = (mm_transfer){range, location};
 }
 
-/* A batch with space for `count` transfers, which the caller fills. It can be freed also on
+/* A batch with space for `count` transfers, which the caller fills. It can be freed even after a
  * failure. */
 MM_NODISCARD int mm_batch_init(mm_batch *b, size_t count, mm_status *st);
 void mm_batch_free(mm_batch *b);
 
-/* A batch with the same transfers. It can be freed also on failure. */
+/* A batch with the same transfers. It can be freed even after a failure. */
 MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st);
 
 /* Removes empty ranges. Joins ranges of one allocation and location that overlap or have less than
@@ -65,7 +65,7 @@ mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
 /* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and orders the
  * transfers that a batch call can make faster first. *edges becomes a prepared batch of the parts
  * that were cut off a discard_prefetch, to be prefetched with their contents. If it is
- * interleaved, each transfer has two edges, which may be empty. *edges can be freed also on
+ * interleaved, each transfer has two edges, which may be empty. *edges can be freed even after a
  * failure. */
 MM_NODISCARD int mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st);
 

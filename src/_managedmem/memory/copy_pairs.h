@@ -28,8 +28,9 @@ typedef struct {
 } mm_copies;
 
 /* Pairs sources with destinations and checks them: sizes, and that a destination overlaps neither
- * another one nor a source (else MM_BAD_VALUE). Both batches have one count. Drops empty pairs, and joins
- * pairs that follow each other on both sides. Calls no driver. The copies can be freed also on failure. */
+ * another one nor a source (else MM_BAD_VALUE). Both batches have one count. Drops empty pairs,
+ * and joins pairs that follow each other on both sides. Calls no driver. The copies can be freed
+ * even after a failure. */
 MM_NODISCARD int mm_copies_init(mm_copies *copies, mm_driver *cu, const mm_batch *from,
                                 const mm_batch *to, const mm_copy_options *options, mm_status *st);
 void mm_copies_free(mm_copies *copies);

@@ -46,7 +46,7 @@ typedef struct {
 
 /* Reads the places of the ranges of a batch, in its order. Pages that the host has mapped are on
  * the host; the driver is asked about the others. Fails with MM_UNSUPPORTED if the page map of
- * this system does not show places, and the driver does not know them. *out is to be freed also
+ * this system does not show places, and the driver does not know them. *out is to be freed even
  * after a failure. */
 MM_NODISCARD int mm_places_read(mm_driver *cu, mm_pagemap_source *source, const mm_batch *ranges,
                                 mm_places *out, mm_status *st);

@@ -220,7 +220,7 @@ mm_pagemap_read(mm_pagemap *map, mm_span range, mm_spans *mapped, mm_status *st)
         if (result != NOT_SCANNED) {
             return result == SCANNED ? 0 : -1;
         }
-        /* Kernels without it say one of these. Other failures, as of memory, can pass. */
+        /* Kernels without it say one of these. Other failures, such as a lack of memory, can pass. */
         if (errno == ENOTTY || errno == EINVAL) {
             atomic_store_explicit(&map->source->lacks_scan, true, memory_order_relaxed);
         }

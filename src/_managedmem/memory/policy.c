@@ -383,9 +383,9 @@ matches_runs(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
     return same;
 }
 
-/* Undoes a failed change on all pages, also the advice that failed, because a driver may act and
- * then report an earlier error. Memory that refuses all advice, such as a pool's, refuses the undo
- * too, but has not changed. */
+/* Undoes a failed change on all pages, including the advice that failed, because a driver may act
+ * and then report an earlier error. Memory that refuses all advice, such as a pool's, refuses the
+ * undo too, but has not changed. */
 static void
 undo_change(mm_driver *cu, mm_batch *b, const mm_page_runs *wanted, const mm_page_runs *before,
             mm_status *st)

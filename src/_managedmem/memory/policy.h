@@ -23,7 +23,7 @@ MM_NODISCARD int mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, 
 MM_NODISCARD int mm_policy_apply(mm_driver *cu, mm_batch *b, const mm_policy *policy,
                                  mm_page_runs *before, mm_status *st);
 
-/* Restores the advice of the pages in the list. Tries all of them, also after a failure. */
+/* Restores the advice of the pages in the list. Tries all of them, even after a failure. */
 MM_NODISCARD int mm_policy_restore(mm_driver *cu, mm_batch *b, const mm_page_runs *before,
                                    mm_status *st);
 

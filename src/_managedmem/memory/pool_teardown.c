@@ -1,5 +1,5 @@
-/* pool_teardown.c: destroys pools whose owner is gone, once their frees have run. It records an event
- * behind the last free of each stream, and queries the events. pool.c frees the blocks, also
+/* pool_teardown.c: destroys pools whose owner is gone, once their frees have run. It records an
+ * event behind the last free of each stream, and queries the events. pool.c frees the blocks, even
  * those of a closed pool. */
 #include "pool_teardown.h"
 

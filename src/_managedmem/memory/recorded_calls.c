@@ -20,7 +20,7 @@ typedef struct {
  * driver and makes no calls, so it does not reach it. */
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 static call_list logged;
-static call_list taken; /* the recorder reads it meanwhile; swapped with `logged` */
+static call_list taken; /* the recorder reads it while calls are logged; swapped with `logged` */
 static uint64_t lost_calls;
 
 static int16_t

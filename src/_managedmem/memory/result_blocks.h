@@ -22,7 +22,7 @@ typedef struct mm_result_block {
  * fails, or while the stream captures a graph. Makes driver calls that block. */
 mm_result_block *mm_result_copy(mm_driver *cu, mm_range range, CUstream stream, mm_status *st);
 
-/* Returns a block to the cache. Makes no driver call, because garbage collection calls it, also in
+/* Returns a block to the cache. Makes no driver call, because garbage collection calls it, even in
  * the middle of a graph capture. */
 void mm_result_release(mm_result_block *block);
 

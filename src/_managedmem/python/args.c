@@ -174,8 +174,8 @@ mm_read_text(PyObject *value)
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-/* 1 or 0 for a bool, also one of NumPy, whose class is called bool_ before NumPy 2. -1 for other
- * objects, and with an exception. */
+/* 1 or 0 for a bool of Python or of NumPy, whose class is called bool_ before NumPy 2. -1 for
+ * other objects, and with an exception. */
 static int
 truth_of_bool(mm_state *state, PyObject *value)
 {

@@ -20,7 +20,7 @@ int mm_read_size(PyObject *value, const char *name, size_t *out);
  * CUdeviceptr. */
 int mm_read_address(PyObject *value, CUdeviceptr *out);
 
-/* Reads True or False, also of NumPy. TypeError for anything else, ints included. */
+/* Reads True or False, of Python or of NumPy. TypeError for anything else, ints included. */
 int mm_read_flag_slow(mm_state *state, PyObject *value, const char *name, bool *out);
 
 static inline int
@@ -39,7 +39,7 @@ int mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start
 /* "auto", "batch" or "loop"; NULL is "auto". */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
 
-/* True or False, also of NumPy. */
+/* True or False, of Python or of NumPy. */
 int mm_read_defer_flag(mm_state *state, PyObject *value, mm_defer *out);
 
 /* None, True or False; NULL is None. */

@@ -76,7 +76,7 @@ mm_buffer_layout(const mm_buffer *b)
 }
 
 /* A ManagedBuffer over all of a memory, whose size the layout must have. Takes over the reference
- * to the memory, also on failure. owner and resource may be NULL. */
+ * to the memory, even on failure. owner and resource may be NULL. */
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_layout *layout, PyObject *owner, PyObject *resource);
 

@@ -230,7 +230,7 @@ const char mm_numpy_doc[] =
     "\n"
     "copy=True returns a complete copy, which does not keep the buffer open. A managed buffer of 64 KiB or\n"
     "more is copied by the device to page-locked memory of managedmem.result_cache, or to ordinary memory\n"
-    "where that cannot be had. Its pages on the device stay there; pages on the host move to the device,\n"
+    "where there is none. Its pages on the device stay there; pages on the host move to the device,\n"
     "unless the host is their preferred location. Smaller buffers move to the host, which copies them.\n"
     "The memory is used again when the array and its views have died: keep them\n"
     "until work of other libraries that uses them on a device is done. A forked child that touches them\n"

@@ -231,7 +231,7 @@ free_tensor_with_kept(exported_tensor *t)
     free(t);
 }
 
-/* Callable in any thread, with or without the GIL, also after the interpreter ended. */
+/* Callable in any thread, with or without the GIL, even after the interpreter ended. */
 static void
 free_tensor(exported_tensor *t)
 {

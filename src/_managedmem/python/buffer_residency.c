@@ -5,7 +5,7 @@
 #include "module_functions.h"
 #include "targets.h"
 
-/* The destinations of prefetches that runs name, as a tuple. */
+/* The distinct prefetch destinations of the runs, as a tuple. */
 static PyObject *
 hint_locations(mm_state *state, const mm_places *places)
 {
@@ -104,8 +104,8 @@ const char mm_buffer_residency_doc[] =
     "Where the pages of the buffer are now, as far as that can be known.\n"
     "\n"
     "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
-    "for each. A page counts as on the host if the host has it mapped, which is certain. Of the other\n"
-    "pages, a driver of CUDA 13.4 says where they are. Older ones do not report the device of a page: the\n"
+    "for each. A page counts as on the host if the host has it mapped, which is certain. For the\n"
+    "other pages, a driver of CUDA 13.4 says where they are. Older ones do not report the device of a page: the\n"
     "destination of the last prefetch is a hint; the pages can have moved since.\n"
     "\n"
     "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
@@ -152,7 +152,7 @@ const char mm_residency_doc[] =
     "    As for advise(), in managed memory; with CUDA 13.4 also in system memory that every device can\n"
     "    access.\n"
     "\n"
-    "Returns one Residency. Of several targets it has the sums, and in parts the Residency of each; a\n"
+    "Returns one Residency. For several targets it has the sums, and in parts the Residency of each; a\n"
     "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
     "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemGetLocationInfo, cuMemRangeGetAttributes, cuPointerGetAttributes.";

@@ -25,7 +25,7 @@ typedef struct {
     bool objects; /* elements that refer to Python objects */
     bool lazy; /* a tensor whose values are the conjugates or negatives of what lies in memory */
     bool read_only;
-    bool vouched; /* the object keeps its memory alive, also system memory */
+    bool vouched; /* the object keeps its memory alive, even system memory */
     bool ordered; /* set by the caller: the work must follow the producer's */
     CUstream producer; /* if ordered, the stream of the producer's work; NULL for none */
     PyObject *export; /* to keep while the range is used: a memoryview or a capsule; or NULL */

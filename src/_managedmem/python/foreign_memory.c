@@ -111,7 +111,7 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
     return mm_read_address(address, &first) < 0 ? -1 : mm_read_extent(value, first, &layout, out);
 }
 
-/* True if a method of the tensor says so; a class without it is no lazy one. */
+/* True if a method of the tensor says so; a class without it is not lazy. */
 static int
 ask_tensor(PyObject *value, const char *method)
 {

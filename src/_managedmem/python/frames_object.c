@@ -203,7 +203,7 @@ bytes_of_targets(const mm_targets *t)
 PyDoc_STRVAR(
     frames_add_targets_doc,
     "add_targets($self, /, targets, access, numbers)\n--\n\n"
-    "Append the number of a part for each target that has bytes to the list, also before a\n"
+    "Append the number of a part for each target that has bytes to the list, even before a\n"
     "failure; returns their bytes and what keeps their memory.");
 
 static PyObject *

@@ -173,7 +173,7 @@ PyDoc_STRVAR(
     "`in`, operators and methods that remove accept any object. All raise RuntimeError when the buffer is\n"
     "closed.\n"
     "\n"
-    "Of system memory, which devices with pageable_memory_access reach, the members cannot be queried:\n"
+    "For system memory, which devices with pageable_memory_access reach, the members cannot be queried:\n"
     "reading them, remove(), pop() and ^= raise ValueError; the other changes advise all that they name,\n"
     "and an assignment unsets every other location.\n"
     "Safe from every thread; of two threads that change one set at the same time, one may undo the\n"

@@ -108,7 +108,7 @@ PyDoc_STRVAR(
     "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
     "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
     "so those before a failure are discarded. Parameters, result and errors as for prefetch() and\n"
-    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), also where they could\n"
+    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), even where they could\n"
     "be prefetched.\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
@@ -325,8 +325,8 @@ PyDoc_STRVAR(
     "    A ManagedBuffer, or an array, tensor or buffer of another library, as for advise(), but only one.\n"
     "    For an address there is ManagedBuffer.from_handle(ptr, size).is_managed.\n"
     "\n"
-    "Asks the driver, so it recognises memory of any origin, and touches no page. Of a strided array all\n"
-    "bytes from the lowest to the highest count. False for an array without elements, which has no memory;\n"
+    "Asks the driver, so it recognises memory of any origin, and touches no page. For a strided array\n"
+    "all bytes from the lowest to the highest count. False for an array without elements, which has no memory;\n"
     "for a ManagedBuffer the answer is that of its is_managed.\n"
     "\n"
     "Raises TypeError for an object that shows no memory, ValueError for a tensor without memory, such as a\n"

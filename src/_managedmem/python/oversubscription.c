@@ -1,5 +1,5 @@
-/* oversubscription.c: calls managedmem/_oversubscription.py where an allocation or a place is larger than
- * the memory of devices, which is rare. */
+/* oversubscription.c: calls managedmem/_oversubscription.py in the rare case that an allocation,
+ * or what a device is to hold, exceeds the memory of devices. */
 #include "oversubscription.h"
 
 #include "errors.h"

@@ -84,8 +84,8 @@ copy_large(const mm_plan_object *self, plan_use *use)
     return 0;
 }
 
-/* Stores a new reference to the plan, prepared if needed, or NULL without entries. Under the
- * lock. */
+/* Stores a new reference to the plan, which is prepared if needed; NULL if there are no entries.
+ * Under the lock. */
 static int
 prepare_plan(mm_plan_object *self, mm_state *state, mm_operation op, plan_use *use)
 {

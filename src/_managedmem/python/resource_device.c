@@ -9,7 +9,7 @@ PyDoc_STRVAR(
     "\n"
     "Allocates plain memory of a device, from a driver pool of its own.\n"
     "\n"
-    "device is a Device, also of another library, or an ordinal. The buffers do not migrate: prefetch,\n"
+    "device is a Device, a device of any library, or an ordinal. The buffers do not migrate: prefetch,\n"
     "discard and advice raise ValueError, and the host reads them only with copy_to(). Allocating and\n"
     "freeing follow the order of a stream. Without a stream, allocations, frees, copies and fills use\n"
     "the default stream of this device, even if another device is current. Other devices can access\n"

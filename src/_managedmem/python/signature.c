@@ -12,8 +12,8 @@ typedef struct {
     int required, positional, total;
 } parameter_counts;
 
-/* A word has bytes: of counts, the three and COUNTS_READ; of a name, its length and, in what is left,
- * the place in the docstring where it begins. */
+/* A word has bytes. For counts: the three and COUNTS_READ. For a name: its length and, in what is
+ * left, the place in the docstring where it begins. */
 enum { BYTE_BITS = 8, BYTE_MASK = 0xff, COUNTS_READ = 1 << 24 };
 
 /* The end of a parameter: the comma or the bracket behind its default. No default has a comma or a
@@ -43,7 +43,7 @@ read_docstring(mm_signature *s)
         } else if (*c == '*') {
             assert(length == 1);
             positional = total;
-        } else if (*c != '$') { /* the object that the method belongs to is no argument */
+        } else if (*c != '$') { /* the object that the method belongs to is not an argument */
             assert(total < MM_MOST_PARAMETERS && length <= BYTE_MASK);
             names[total++] = (unsigned)(c - s->doc) << BYTE_BITS | (unsigned)length;
             required = c[length] == '=' ? required : total;
@@ -72,7 +72,7 @@ counts_of(mm_signature *s)
                               .total = (int)(counts >> 2 * BYTE_BITS & BYTE_MASK)};
 }
 
-/* Where a parameter's name begins in the docstring; of the length 0 if it has none for callers. */
+/* Where a parameter's name begins in the docstring; its length is 0 if it has none for callers. */
 static inline const char *
 name_at(const mm_signature *s, int i, size_t *length)
 {

@@ -321,8 +321,8 @@ mm_targets_read_by(mm_state *state, PyObject *value, const char *name, mm_target
     return 0;
 }
 
-/* True for locations in an order: a list, tuple, generator or other iterable that is no set. Locations
- * themselves cannot be iterated over. */
+/* True for locations in an order: a list, tuple, generator or other iterable that is not a set.
+ * Locations themselves cannot be iterated over. */
 static bool
 is_location_list(mm_state *state, PyObject *value)
 {

@@ -49,8 +49,9 @@ MM_NODISCARD int mm_memory_index_build(mm_memory_index *index,
 
 /* The memory of the allocation that has the address at the time, or MM_NO_MEMORY_INDEX. Lowers
  * *limit, which is above the address, to the next address for which the answer may be another one.
- * Of several allocations, as of a wrapped part of other memory, the latest is taken. Those that have
- * the address only with the margin come last; to choose among several of them sets *ambiguous. */
+ * Of several allocations, such as a wrapped part of other memory, the latest is taken. Those that
+ * have the address only with the margin come last; to choose among several of them sets
+ * *ambiguous. */
 uint32_t mm_memory_index_find(mm_memory_index *index, uint64_t address, uint64_t time,
                               uint64_t *limit, bool *ambiguous);
 

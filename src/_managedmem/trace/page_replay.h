@@ -32,7 +32,7 @@ MM_NODISCARD int mm_page_replay_reserve(mm_page_replay *replay, uint64_t start, 
 /* Follows a move, for which there is room, and returns how many of its bytes turned back: those on
  * pages whose last move had the other direction. A direction goes up or down in the order host,
  * device 0, device 1 and so on. A move that continues the last one (the next addresses at the same
- * time in the same direction) is one move with it, also on a page that both share. */
+ * time in the same direction) is one move with it, even on a page that both share. */
 mm_turned mm_page_replay_move(mm_page_replay *replay, const mm_event *move);
 
 #endif

@@ -88,7 +88,7 @@ add_spilled(mm_recorded_events *e)
     }
 }
 
-/* Of the calls, which are in no sum, only host views tell about moves. */
+/* Calls are in no sum, and only those that are host views tell about moves. */
 static void
 spill_event(mm_recorded_events *e, const mm_event *event)
 {

@@ -28,7 +28,7 @@ typedef struct {
     bool truncated; /* there were events beyond the limit */
 } mm_recorded_events;
 
-/* Can be freed also on failure. */
+/* Can be freed even after a failure. */
 MM_NODISCARD int mm_recorded_init(mm_recorded_events *e, size_t limit, mm_status *st);
 void mm_recorded_free(mm_recorded_events *e);
 
@@ -60,7 +60,7 @@ typedef struct {
     size_t part_count;
 } mm_recorded_result;
 
-/* A result with a copy of the finished parts, and no memories. Can be freed also on failure. */
+/* A result with a copy of the finished parts, and no memories. Can be freed even after a failure. */
 MM_NODISCARD int mm_recorded_result_init(const mm_recorded_events *e, mm_recorded_result *result,
                                          mm_status *st);
 

@@ -306,7 +306,7 @@ free_recording(mm_recording *r)
     free(r);
 }
 
-/* Undoes record_events, also where that failed halfway. */
+/* Undoes record_events, even where that failed halfway. */
 static void
 end_source(mm_recording *r)
 {

@@ -14,9 +14,9 @@
 enum { MM_LEAST_LIMIT = 1000, MM_MOST_LIMIT = 1000000000 };
 
 typedef struct {
-    size_t
-        limit; /* events that are kept, more of them only count in the sums; and new memories that are
-                   * listed, the events of more of them count for unknown memory */
+    /* The most events that are kept: later ones only count in the sums. And the most new memories
+     * that are listed: the events of later ones count for unknown memory. */
+    size_t limit;
     bool faults; /* record faults too */
     bool synchronize; /* wait for devices at the start, at marks and at the end */
     const void *owner; /* for mm_recordings_end */
@@ -40,7 +40,7 @@ mm_recording *mm_recording_start(mm_driver *cu, const mm_recording_options *opti
  * failure the part goes on. */
 MM_NODISCARD int mm_recording_mark(mm_recording *r, mm_status *st);
 
-/* Ends the last part and the recording, also on failure. Does nothing if it has ended. With `wait`
+/* Ends the last part and the recording, even on failure. Does nothing if it has ended. With `wait`
  * it waits for the work of devices, unless a stream captures a graph. */
 MM_NODISCARD int mm_recording_stop(mm_recording *r, bool wait, mm_status *st);
 

@@ -14,8 +14,8 @@ typedef struct mm_watch mm_watch;
  * where it is that. NULL with MM_TRACE_UNAVAILABLE on failure. */
 mm_watch *mm_watch_start(mm_driver *cu, pid_t process, mm_status *st);
 
-/* Removes at most `most` of the oldest events; fewer: there are no others. Their number. Releases no
- * lock of the caller: one thread at a time. */
+/* Removes up to `most` of the oldest events, and returns their number: fewer if there are no
+ * others. One thread at a time. */
 size_t mm_watch_read(mm_watch *w, mm_event *events, size_t most);
 
 typedef struct {

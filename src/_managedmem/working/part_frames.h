@@ -97,8 +97,8 @@ mm_part_use mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream
  * alone, and the part stays acquired. On failure the part stays acquired too: its contents are in
  * the frame alone.
  *
- * A use that was captured ends in its capture. Behind that nothing of it can be captured any more:
- * its frame stays taken, and a write is not copied home, which counts as a failure. */
+ * A use that was captured ends in its capture. After the capture nothing more of it can be
+ * captured: its frame stays taken, and a write is not copied home, which counts as a failure. */
 MM_NODISCARD int mm_frames_release(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                                    CUstream stream, mm_status *st);
 

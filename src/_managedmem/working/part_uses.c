@@ -30,7 +30,7 @@ note_rate(mm_frames *f, uint32_t number)
     }
 }
 
-/* Holds the part if it is in a frame, or a frame can be had. Under the lock. */
+/* Holds the part if it is in a frame, or can get one. Under the lock. */
 static bool
 hold(mm_frames *f, uint32_t number, bool writes)
 {
@@ -214,7 +214,7 @@ forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list 
 }
 
 /* Forgets copies of parts that the work on the stream may have written at home, at once or later;
- * of all parts up to ALL_PARTS. */
+ * of every part if `end` is ALL_PARTS. */
 static int
 follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream stream, mm_status *st)
 {
