@@ -230,7 +230,7 @@ TEST(freeing_waits_for_every_reader)
     check_unlocked(start);
 }
 
-/* A reader whose context cannot be had reads nothing: only the slab's own device puts it off. */
+/* A reader whose context is not available reads nothing: only the slab's own device puts it off. */
 TEST(a_reader_that_is_gone_is_not_waited_for)
 {
     int freed_at_once = 0;
