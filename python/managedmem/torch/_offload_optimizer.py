@@ -32,7 +32,7 @@ from managedmem.torch._offload_partial import PartialStep, Staged
 from managedmem.torch._offload_places import Memory, Target, size_of
 from managedmem.torch._offload_ring import Ring
 from managedmem.torch._offload_seen import note_step
-from managedmem.torch._offload_shares import MOST_RING, copies_of, state_of
+from managedmem.torch._offload_shares import MOST_RING, copies_of, spread, state_of
 from managedmem.torch._offload_visits import (
     LEAST_SLICE,
     VISITORS,
@@ -299,8 +299,8 @@ class SplitStep:
             return
         index = {key: i for i, key in enumerate(every)}
         parts: list[StepPart] = []
-        for lane in self.lanes:
-            mine = lane.step_parts()
+        for lane in self.lanes:  # in the order of the state, in which steps go through them
+            mine = sorted(lane.step_parts(), key=lambda part: index[id(part.parameters[0])])
             # State that has a home keeps it.
             stays = lane.share.state_stays and all(part.home is None for part in mine)
             if self.steps_all or not stays:
@@ -308,7 +308,7 @@ class SplitStep:
             self._divide_room(lane, mine)
             for part in mine if stays else ():
                 part.keeps_state = True
-        parts.sort(key=lambda part: index[id(part.parameters[0])])  # the order of the state
+        parts.sort(key=lambda part: index[id(part.parameters[0])])
         self.parts = parts
         for part in parts:
             self._note_size(part)
@@ -322,10 +322,10 @@ class SplitStep:
         room = lane.share.room - ring
         self._set_room(lane.target, ring)
         is_known = type(self.optimizer) in _BY_PARAMETER
-        for part in parts:  # state that has a home keeps it
-            size = self._state_size(part)
-            part.keeps_state = part.home is None and size <= room and is_known
-            room -= size * part.keeps_state
+        sizes = [self._state_size(part) for part in parts]
+        can_stay = [is_known and part.home is None for part in parts]  # or keeps its home
+        for part, stays in zip(parts, spread(sizes, can_stay, room), strict=True):
+            part.keeps_state = stays
 
     def _state_size(self, part: StepPart) -> int:
         """The bytes of the state of a part, with an estimate before its first step."""

@@ -6,7 +6,8 @@ Decides which tensors stay on the device. It follows the optimizer's groups, and
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 
 from torch import Tensor, nn, optim
 
@@ -33,6 +34,25 @@ def copies_of(optimizer: optim.Optimizer) -> int:
     if type(optimizer) is optim.SGD:
         return int(any(group["momentum"] for group in optimizer.param_groups))
     return 3 if any(group.get("amsgrad") for group in optimizer.param_groups) else 2
+
+
+def spread(sizes: Sequence[int], can_stay: Sequence[bool], room: int) -> list[bool]:
+    """Which of some memories stay in a room: an even share everywhere in their order.
+
+    So a link that copies the others is as busy at the start of a step as at its end, both ways.
+    """
+    total, due, stays = sum(sizes), 0, [False] * len(sizes)
+    for i, size in enumerate(sizes):
+        due += size * room
+        if can_stay[i] and size * total <= due:
+            stays[i] = True
+            due -= size * total
+    left = room - sum(compress(sizes, stays))
+    for i, size in enumerate(sizes):  # what is left goes to the first that still fit
+        if can_stay[i] and not stays[i] and size <= left:
+            stays[i] = True
+            left -= size
+    return stays
 
 
 def _trains(tensor: Tensor) -> bool:
