@@ -20,6 +20,7 @@ shards = importlib.import_module("sharded")
 sharded, train = shards.sharded, shards.train
 nn = torch.nn
 optimizer_state = importlib.import_module("managedmem.torch._optimizer_state")
+Visits = importlib.import_module("managedmem.torch._offload_visits").Visits
 BUDGET = 8 << 20
 
 
@@ -65,6 +66,20 @@ def test_shards_have_the_numbers_of_plain_steps(budget, before):
     train(one, optimizer)
     train(other, reference)
     assert_same(one, optimizer, other, reference)
+
+
+def test_shards_that_stay_step_with_shards_that_visit(monkeypatch):
+    monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", 10 << 20)
+    one, optimizer = sharded(8)
+    other, reference = sharded(8)
+    with mt.offload_optimizer(optimizer, budget=16 << 20) as handle:
+        for module, each in ((one, optimizer), (other, reference)):
+            train(module, each)
+        split = handle._step
+        assert 0 < sum(part.home is None for part in split.parts) < len(split.parts)
+        visits = Visits(optimizer, split.parts, split.rings, split.gradients, lambda: True)
+        assert any(len({part.home is None for part in turn.parts}) == 2 for turn in visits.turns)
+        assert_same(one, optimizer, other, reference)
 
 
 def test_large_shards_come_in_slices():

@@ -1,4 +1,4 @@
-"""Which state stays on the device in the steps of an optimizer."""
+"""Which state stays on the device in the steps of an optimizer, and which parts step together."""
 
 import importlib
 import random
@@ -9,9 +9,9 @@ import pytest
 
 from constants import EMULATED
 from offloaded import layers, nn
-from optimizers import make
+from optimizers import FLAGS, make, skip_without_kernels
 from tensors import mt, torch
-from twins import Twins
+from twins import Twins, total
 
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
 Ring = importlib.import_module("managedmem.torch._offload_ring").Ring
@@ -72,6 +72,20 @@ class Trained(Twins):
         rings = self.handle._step.rings.values()
         return sum(ring.size for ring in rings) + self.handle.stats()["state_on_device"]
 
+    def turns(self):
+        """The parts of each turn of a step."""
+        turns, original = [], PartialStep.run
+        part_of = {id(p): part for part in self.parts for p in part.parameters}
+
+        def run(partial, chosen, staged=None):
+            turns.append(list({id(part_of[id(p)]): part_of[id(p)] for p in chosen}.values()))
+            original(partial, chosen, staged)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PartialStep, "run", run)
+            self.step()
+        return turns
+
     def nbytes(self, parts):
         every = chain.from_iterable(part.parameters for part in parts)
         return sum(t.nbytes for p in every for _, t in shares.state_of(self.optimizer, p))
@@ -129,6 +143,25 @@ class TestStateThatStays:
         assert trained.stays() == stays
         trained.check()
 
+    def test_is_spread_in_the_order_of_the_optimizer(self):
+        """Which is not that of the model."""
+
+        def apart(parameters):
+            every = list(parameters)  # of every third layer, then of the next ones
+            return make([p for i in range(6) for p in every[i::6]])
+
+        model = layers(COUNT)
+        ours = Twins(model, apart)
+        with ours.offload(3 * total(model) + RING // 2) as handle:
+            for each, optimizer in ours.sides:
+                each(torch.ones(4, WIDTH, device=PLACE)).square().mean().backward()
+                optimizer.step()
+            parts = handle._step.parts
+            stays = [part.home is None for part in parts]
+            assert 0.2 < sum(stays) / len(stays) < 0.8
+            assert unevenness([1] * len(stays), stays, sum(stays) / len(stays)) <= 2
+            ours.check()
+
     def test_is_in_the_budget_at_each_copy(self, monkeypatch):
         trained = Trained()
         trained.step()
@@ -173,3 +206,112 @@ class TestStateThatStays:
         assert trained.stays() == stays
         assert trained.taken() <= trained.handle.stats()["budget"]
         trained.check()
+
+
+class TestTurns:
+    @pytest.mark.parametrize("room", [HALF, int(1.4 * HALF)])
+    def test_are_of_state_that_visits_and_of_state_that_stays(self, room):
+        """As much of each as the ring has room for three times."""
+        trained = Trained(room=room)
+        trained.steps(2)
+        turns = trained.turns()
+        most = RING // 3
+        every = [part for turn in turns for part in turn]
+        assert sorted(map(id, every)) == sorted(map(id, trained.parts))
+        assert len(turns) < 0.4 * len(every)
+        mixed = 0
+        for turn in turns:
+            there = [part.home is None for part in turn]
+            mixed += len(set(there)) > 1
+            sizes = [trained.nbytes(p for p in turn if (p.home is None) == stay) for stay in (0, 1)]
+            assert len(turn) == 1 or max(sizes) <= most
+        assert mixed > 0.6 * len(turns)
+        trained.check()
+
+    def test_are_of_one_part_where_it_is_large(self):
+        """Also if its state stays: temporaries of kernels are as large."""
+        trained = Trained(room=int(1.4 * HALF))
+        trained.steps(2)
+        large = [p for p in trained.parts if trained.nbytes([p]) > RING // 3]
+        assert {part.home is None for part in large} == {True, False}
+        turns = trained.turns()
+        assert [turn for turn in turns if set(map(id, turn)) & set(map(id, large))] == [
+            [part] for part in large
+        ]
+        trained.check()
+
+    def test_are_of_one_part_before_it_has_state(self):
+        trained = Trained()
+        assert trained.turns() == [[part] for part in trained.parts]
+
+    @pytest.mark.parametrize(("name", "flags"), FLAGS)
+    def test_have_the_numbers_of_a_whole_step(self, name, flags):
+        skip_without_kernels(PLACE, name, flags)
+        trained = Trained(name, room=HALF // 4, **flags)
+        for _ in range(4):
+            trained.step()
+            trained.check()
+        assert name == "SGD" or 0 < sum(trained.stays()) < len(trained.parts)
+        assert trained.handle.stats()["failures"] == 0
+        trained.handle.remove()
+        trained.step()
+        trained.check()
+
+    def test_that_fail_end_the_step(self, monkeypatch):
+        """The earlier ones keep it, with and without a visit, and the next step goes on."""
+        trained = Trained()
+        trained.steps(2)
+        trained.backward()
+        original, done = PartialStep.run, []
+
+        def run(partial, chosen, staged=None):
+            if len(done) == 3:
+                raise KeyError
+            original(partial, chosen, staged)
+            done.append(chosen)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartialStep, "run", run)
+            with pytest.raises(KeyError):
+                trained.optimizer.step()
+        stepped = set(map(id, chain.from_iterable(done)))
+        pairs = zip(trained.model.parameters(), trained.twin.parameters(), strict=True)
+        later = {other: other.grad for one, other in pairs if id(one) not in stepped}
+        for other in later:
+            other.grad = None
+        trained.other.step()
+        for other, grad in later.items():
+            other.grad = grad
+        trained.check()
+        trained.steps(2)
+        trained.check()
+
+    @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+    def test_with_sparse_gradients(self):
+        model = nn.Sequential(nn.Embedding(50, WIDTH, sparse=True), *decoder()).to(PLACE)
+        trained = Trained("Adagrad", model, room=HALF // 4, foreach=False)
+        for i in range(4):
+            for each, optimizer in trained.sides:
+                each(torch.arange(i, 50, 7, device=PLACE)).square().mean().backward()
+                assert each[0].weight.grad.is_sparse
+                optimizer.step()
+                optimizer.zero_grad()
+            trained.check()
+
+    def test_in_backward_passes_are_as_without_state_that_stays(self):
+        """Whose gradients then wait for no others."""
+        model = decoder()
+        ours = Twins(model, make)
+        with ours.offload(3 * total(model) + RING, step_in_backward=True) as handle:
+            for seed in range(4):
+                for each, optimizer in ours.sides:
+                    given = torch.full((4, WIDTH), 0.1 + seed, device=PLACE)
+                    each(given).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                turns = [turn.parts for turn in handle._step.visits.turns]
+                ours.check()
+            stays = [turn for turn in turns if any(part.home is None for part in turn)]
+            assert len(stays) > 5
+            assert all(len(turn) == 1 for turn in stays)
+            assert len(turns) < len(handle._step.parts)

@@ -456,17 +456,13 @@ class SplitStep:
 
     def _send_home(self, part: StepPart) -> None:
         """Move state that the optimizer has made on the device, or loaded, to the host."""
-        if not self.active:
+        if not self.active or part.keeps_state:
             return
         with torch.no_grad():
             try:
                 found = self._state_on_device(part)
                 home = part.home
-                if (
-                    found
-                    and not part.keeps_state
-                    and (home is None or not all(home.holds(t) for _, t in found))
-                ):
+                if found and (home is None or not all(home.holds(t) for _, t in found)):
                     part.home = _home_of(found, part.target)
                     self._note_size(part)
                     if not self.active:  # a collection has called remove() meanwhile

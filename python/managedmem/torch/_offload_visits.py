@@ -1,7 +1,8 @@
 """The visits of gradients and state to a ring of scratch, in a step of the optimizer.
 
-Parts that stay on the device step together where several fit, and a part that is large for the
-ring steps in slices of its parameters: the link copies for one visit while another one is updated.
+Parts whose parameters stay on the device step together where several fit, and a part that is large
+for the ring steps in slices of its parameters: the link copies for one visit while another one is
+updated.
 """
 
 from __future__ import annotations
@@ -193,7 +194,10 @@ class Visits:
     # --- who visits together --------------------------------------------------------------
 
     def _take_turns(self, parts: Iterable[StepPart]) -> None:
-        opened: dict[Target, tuple[Turn, int]] = {}  # with parts that stay, and their bytes
+        """Visitors share a turn where the ring has room for three such turns. As much state that
+        stays joins them: its kernels run while the link copies for the next turn, and temporaries
+        of kernels, as large as the state of a turn, stay small."""
+        opened: dict[Target, tuple[Turn, int, int]] = {}  # with the bytes that visit, and stay
         for part in parts:
             ring = self.rings.get(part.target)
             size, most = (0, 0) if ring is None else (self._size_of(part), ring.size // VISITORS)
@@ -201,21 +205,29 @@ class Visits:
                 cut = self._cut(part, max(most // 2, LEAST_SLICE))
                 self.turns.append(Turn([part], list(cut)))
                 continue
-            joins = part.group is None and 0 < size <= most
+            kept = self._kept_bytes(part)
+            joins = part.group is None and 0 < max(size, kept) <= most
             last = opened.get(part.target) if joins else None
-            if last is not None and last[1] + size <= most:
+            if last is not None and last[1] + size <= most and last[2] + kept <= most:
                 last[0].add(part)
-                opened[part.target] = last[0], last[1] + size
+                opened[part.target] = last[0], last[1] + size, last[2] + kept
                 continue
             turn = Turn([], [Stay([], [])])
             turn.add(part)
             self.turns.append(turn)
             if joins:
-                opened[part.target] = turn, size
+                opened[part.target] = turn, size, kept
 
     def _size_of(self, part: StepPart) -> int:
         """The bytes that the whole part takes in a ring."""
         return _bytes_of(part.home) + sum(aligned(h.nbytes) for _, _, h in self._coming(part))
+
+    def _kept_bytes(self, part: StepPart) -> int:
+        """The bytes of state that stays on the device and may join a turn; in backward passes none,
+        where gradients would wait for those of the others."""
+        if self.coming or part.home is not None or not part.keeps_state:
+            return 0
+        return sum(t.nbytes for p in part.parameters for _, t in state_of(self.optimizer, p))
 
     def _coming(self, part: StepPart) -> list[tuple[Tensor, Tensor, GradientHome]]:
         """The gradients of a part that lie at home."""
