@@ -14,6 +14,7 @@ from tensors import mt, torch
 from twins import Twins, total
 
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
+SplitStep = importlib.import_module("managedmem.torch._offload_optimizer").SplitStep
 Ring = importlib.import_module("managedmem.torch._offload_ring").Ring
 shares = importlib.import_module("managedmem.torch._offload_shares")
 
@@ -177,6 +178,36 @@ class TestStateThatStays:
         trained.steps(2)
         assert len(seen) >= 40
         assert 0.95 * (RING + HALF) < max(seen) <= RING + HALF
+
+    @pytest.mark.parametrize("name", ["AdamW", "amsgrad"])
+    def test_takes_what_the_ring_does_not(self, monkeypatch, name):
+        monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", 256 << 20)
+        trained = Trained(name, layers(COUNT, on=PLACE), room=COUNT * PART - RING)
+        for _ in range(3):
+            trained.step()
+            budget = trained.handle.stats()["budget"]
+            assert 0 <= budget - trained.taken() < max(trained.nbytes([p]) for p in trained.parts)
+            assert len({part.home is None for part in trained.parts}) == 2
+        trained.check()
+
+    def test_leaves_no_memory_of_a_ring_that_grows(self, monkeypatch):
+        """Whose maker has the smaller one, and empties the cache of torch."""
+        original, seen = SplitStep._make_ring, []
+
+        def watched(step, *given):
+            seen.append(len(step.rings))
+            original(step, *given)
+
+        monkeypatch.setattr(SplitStep, "_make_ring", watched)
+        trained = Trained(model=layers(COUNT, on=PLACE), room=0)
+        trained.steps(2)
+        for model, optimizer in trained.sides:
+            model.extend(decoder()[-2:])
+            optimizer.add_param_group({"params": model[-2:].parameters()})
+        trained.steps(2)
+        assert seen == [0, 1]
+        assert trained.taken() <= trained.handle.stats()["budget"]
+        trained.check()
 
     def test_follows_groups_and_parameters_that_are_frozen(self):
         trained = Trained()

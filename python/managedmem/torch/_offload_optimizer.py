@@ -317,8 +317,9 @@ class SplitStep:
         self._seen = seen  # only now: after an interrupt, the next step follows again
 
     def _divide_room(self, lane: Lane, parts: list[StepPart]) -> None:
-        """Give the ring its share of the remaining budget, and state the rest."""
-        ring = min(lane.share.room, MOST_RING)
+        """Give the ring what it can use of the remaining budget, and state the rest."""
+        largest = max(map(self._visit_size, parts), default=0)
+        ring = min(lane.share.room, MOST_RING, VISITORS * largest)
         room = lane.share.room - ring
         self._set_room(lane.target, ring)
         is_known = type(self.optimizer) in _BY_PARAMETER
@@ -339,8 +340,8 @@ class SplitStep:
             return
         self.room[target] = room
         self.largest.pop(target, None)
-        if (ring := self.rings.pop(target, None)) is not None:
-            ring.followed()
+        if (ring := self.rings.get(target)) is not None and ring.size > room:
+            self.rings.pop(target).followed()
 
     # --- one step -------------------------------------------------------------------------
 
@@ -473,15 +474,18 @@ class SplitStep:
 
     def _note_size(self, part: StepPart) -> None:
         """Let the ring of a device hold three visits of this size, or of slices of the part."""
-        copies = copies_of(self.optimizer)
-        places = sum(aligned(shard_of(p).nbytes) for p in part.parameters)
-        state = copies * places if part.home is None else aligned(part.home.host.numel())
-        if self.steps_all:  # its gradients do not visit
-            state, places = 0 if part.keeps_state else state, 0
-        room, size = self.room.get(part.target, 0), state + places
+        room = self.room.get(part.target, 0)
+        size = 0 if self.steps_all and part.keeps_state else self._visit_size(part)
         if size > room:  # in slices, unless these would be small
             size = room // VISITORS if room >= VISITORS * LEAST_SLICE else 0
         self.largest[part.target] = max(self.largest.get(part.target, 0), size)
+
+    def _visit_size(self, part: StepPart) -> int:
+        """The bytes of a part in the ring, with an estimate before its first step."""
+        places = sum(aligned(shard_of(p).nbytes) for p in part.parameters)
+        home = part.home
+        state = copies_of(self.optimizer) * places if home is None else aligned(home.host.numel())
+        return state if self.steps_all else state + places  # gradients that do not visit
 
     def _rings(self) -> dict[Target, Ring]:
         """The scratch of each device, ready for a step."""
