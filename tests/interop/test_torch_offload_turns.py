@@ -179,8 +179,9 @@ class TestStateThatStays:
         assert len(seen) >= 40
         assert 0.95 * (RING + HALF) < max(seen) <= RING + HALF
 
-    @pytest.mark.parametrize("name", ["AdamW", "amsgrad"])
+    @pytest.mark.parametrize("name", ["AdamW", "amsgrad", "RMSprop"])
     def test_takes_what_the_ring_does_not(self, monkeypatch, name):
+        """From the first step on, whose state is an estimate before it."""
         monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", 256 << 20)
         trained = Trained(name, layers(COUNT, on=PLACE), room=COUNT * PART - RING)
         for _ in range(3):

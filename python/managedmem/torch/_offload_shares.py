@@ -33,6 +33,9 @@ def copies_of(optimizer: optim.Optimizer) -> int:
     """The state of a parameter in copies of the parameter; an estimate."""
     if type(optimizer) is optim.SGD:
         return int(any(group["momentum"] for group in optimizer.param_groups))
+    if type(optimizer) is optim.RMSprop:
+        options = ("momentum", "centered")
+        return 1 + sum(any(g[each] for g in optimizer.param_groups) for each in options)
     return 3 if any(group.get("amsgrad") for group in optimizer.param_groups) else 2
 
 
