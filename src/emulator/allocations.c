@@ -88,6 +88,22 @@ emu_find_managed(CUdeviceptr ptr, size_t size)
     return allocation != NULL && allocation->kind == EMU_MANAGED ? allocation : NULL;
 }
 
+bool
+emu_is_attached(CUdeviceptr ptr, const struct emu_stream *stream)
+{
+    const struct emu_allocation *allocation = emu_find(ptr);
+    unsigned int attach = CU_MEM_ATTACH_GLOBAL;
+
+    if (allocation != NULL && allocation->kind == EMU_MANAGED && !emu_config()->concurrent) {
+        attach = allocation->attach == CU_MEM_ATTACH_SINGLE
+                         && emu_stream_by_id(allocation->attach_stream) == NULL
+                     ? allocation->first_attach
+                     : allocation->attach;
+    }
+    return attach == CU_MEM_ATTACH_GLOBAL
+           || (attach == CU_MEM_ATTACH_SINGLE && allocation->attach_stream == stream->id);
+}
+
 /* The first gap of at least `size` bytes in a region, or 0. */
 static CUdeviceptr
 find_gap(const struct emu_region *region, size_t size)

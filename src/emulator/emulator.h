@@ -373,7 +373,8 @@ struct emu_allocation {
     struct emu_device *device;
     struct emu_pool *pool;
     const struct emu_context *context; /* that it ends with; NULL for memory of pools */
-    unsigned int attach;
+    unsigned int attach, first_attach; /* CUmemAttach_flags; now, and since the allocation */
+    uint64_t attach_stream; /* its id, where attached to a single one */
     unsigned int sync_memops;
     bool freed; /* a stream-ordered free is queued */
     uint64_t id;
@@ -404,6 +405,9 @@ struct emu_allocation *emu_find_managed(CUdeviceptr ptr, size_t size);
 /* The host memory of others that is page-locked at an address, as an allocation without pages;
  * NULL if none is. */
 struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
+/* False if the devices lack concurrent access, and managed memory is attached to the host or to another
+ * stream. The end of a stream ends its attachments. */
+bool emu_is_attached(CUdeviceptr ptr, const struct emu_stream *stream);
 /* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);
 size_t emu_allocation_bytes(void);

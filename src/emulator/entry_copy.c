@@ -32,6 +32,15 @@ check_pool_access(CUdeviceptr ptr, const struct emu_device *device)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
+/* As documented (CUDA C++ Programming Guide, "Memcpy()/Memset() Behavior With Stream-associated Unified
+ * Memory"); a Jetson AGX Xavier answers so for a fill. A copy without a direction reaches the memory
+ * from the host instead. */
+static CUresult
+check_attachment(CUdeviceptr ptr, bool by_device, const struct emu_stream *stream)
+{
+    return by_device && !emu_is_attached(ptr, stream) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 /* Measured (topic "two devices: copies of pool memory"): the current device of the thread needs
  * access for a copy, the device of the stream for a fill. */
 static const struct emu_device *
@@ -45,7 +54,7 @@ copying_device(const struct emu_stream *stream)
 struct copy_request {
     CUdeviceptr to, from;
     size_t size;
-    bool to_known, from_known;     /* must be the driver's */
+    bool to_known, from_known; /* must be the driver's, and a device reaches them */
     bool wait;
 };
 
@@ -70,6 +79,12 @@ queue_copy(const struct copy_request *request, CUstream handle)
     }
     if (result == CUDA_SUCCESS) {
         result = check_pool_access(request->from, copying_device(stream));
+    }
+    if (result == CUDA_SUCCESS) {
+        result = check_attachment(request->to, request->to_known, stream);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = check_attachment(request->from, request->from_known, stream);
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);
@@ -302,6 +317,9 @@ queue_fill(const struct emu_op *op, CUstream handle)
     result = check_copied_memory(op->ptr, op->size * op->width, true, &pageable);
     if (result == CUDA_SUCCESS) {
         result = check_pool_access(op->ptr, stream->device);
+    }
+    if (result == CUDA_SUCCESS) {
+        result = check_attachment(op->ptr, true, stream);
     }
     if (result == CUDA_SUCCESS) {
         result = emu_capture_record(stream, &captured);

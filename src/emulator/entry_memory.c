@@ -25,7 +25,7 @@ allocate_memory(enum emu_kind kind, CUdeviceptr *out, size_t size, unsigned int 
     result = emu_allocate(kind, size, device, NULL, &allocation);
     if (result == CUDA_SUCCESS) {
         allocation->context = emu_context();
-        allocation->attach = flags;
+        allocation->attach = allocation->first_attach = flags;
         allocation->sync_memops = kind == EMU_MANAGED; /* topic "pointer attributes" */
         *out = allocation->base;
     }

@@ -230,6 +230,7 @@ attach_memory(CUstream handle, CUdeviceptr ptr, size_t length, unsigned int flag
     result = emu_capture_refuse(stream);
     if (result == CUDA_SUCCESS) {
         allocation->attach = flags;
+        allocation->attach_stream = stream->id;
     }
     return result;
 }

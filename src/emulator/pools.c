@@ -162,7 +162,7 @@ emu_pool_allocate(struct emu_pool *pool, size_t size, struct emu_allocation **ou
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     EMU_TRY(emu_allocate(kind, size, device == NULL ? emu_device(0) : device, pool, out));
-    (*out)->attach = CU_MEM_ATTACH_GLOBAL;
+    (*out)->attach = (*out)->first_attach = CU_MEM_ATTACH_GLOBAL;
     pool->live++;
     pool->used += size;
     pool->used_high = pool->used > pool->used_high ? pool->used : pool->used_high;

@@ -103,6 +103,51 @@ TEST(a_wait_for_one_attachment_is_none_for_the_next)
     mm_memory_release(m);
 }
 
+/* --- fills ------------------------------------------------------------------------------ */
+
+/* Device 0 has concurrent access, device 1 has not. */
+static CUresult CUDAAPI
+answer_concurrent(int *value, CUdevice_attribute attribute, CUdevice device)
+{
+    CHECK_EQUAL(attribute, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
+    *value = device == 0;
+    return CUDA_SUCCESS;
+}
+
+static int
+check_fill(mm_driver *cu, mm_memory *m, int device)
+{
+    mm_device_stream stream = {NULL, device};
+    mm_scope scope;
+    mm_status st;
+    int rc;
+
+    CHECK_OK(mm_scope_enter_stream(&scope, cu, stream, &st), &st);
+    rc = mm_attachment_check_fill(cu, &m->attachment, stream.handle, &st);
+    mm_scope_leave(&scope);
+    CHECK(rc == 0 || st.kind == MM_REFUSED);
+    return rc;
+}
+
+TEST(only_devices_without_concurrent_access_are_ruled_out)
+{
+    mm_driver cu = *world.cu;
+    mm_memory *m = world_allocate(SIZE);
+    mm_stream *stream = share_new_stream();
+
+    cu.DeviceGetAttribute = answer_concurrent;
+    for (int device = 0; device < 2; device++) {
+        attach(m, CU_MEM_ATTACH_HOST, stream);
+        CHECK_EQUAL(check_fill(&cu, m, device), -device);
+        attach(m, CU_MEM_ATTACH_SINGLE, stream);
+        CHECK_EQUAL(check_fill(&cu, m, device), -device);
+        attach(m, CU_MEM_ATTACH_GLOBAL, stream);
+        CHECK_EQUAL(check_fill(&cu, m, device), 0);
+    }
+    mm_stream_drop(stream);
+    mm_memory_release(m);
+}
+
 static void
 set_up(const char *path)
 {

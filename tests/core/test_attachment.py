@@ -1,4 +1,4 @@
-"""buf.attach(), attach= of allocations, and the waits of host views that follow from them."""
+"""buf.attach(), attach= of allocations, and the waits and refused fills that follow from them."""
 
 import textwrap
 
@@ -358,6 +358,100 @@ class TestHostViews:
         buf.close()
         for act in (lambda: memoryview(buf), buf.numpy, lambda: buf.attach("global")):
             assert "closed" in refusal(RuntimeError, act)
+        """)
+
+
+class TestFillsAndCopies:
+    def test_a_fill_needs_memory_that_its_stream_may_use(self):
+        run("""
+        for to, last, refused in (("host", stream, (None, 2, stream, other)),
+                                  ("single", stream, (None, 2, other)),
+                                  ("global", stream, ())):
+            buf.attach(to, stream=last)
+            for s in (None, 2, stream, other):
+                act = lambda: buf[4096:].fill(b"\\1\\2", stream=s)
+                with emulator.recording() as calls:
+                    text = refusal(RuntimeError, act) if s in refused else act()
+                made = [c.name for c in calls if c.name.startswith("cuMemset")]
+                if s in refused:
+                    words = {"host": "attached to the host", "single": "to another stream"}[to]
+                    assert words in text and 'attach("single")' in text and made == [], text
+                else:
+                    assert made == ["cuMemsetD16Async"]
+        assert bytes(buf) == bytes(4096) + 2048 * b"\\1\\2"
+        """)
+
+    def test_copies_reach_memory_of_the_host(self):
+        run("""
+        own, target = mm.full(8192, 7, "uint8", attach="host"), mm.zeros(8192, attach="host")
+        target.copy_from(own, stream=stream)
+        buf.copy_from(target, stream=stream)
+        own.attach("single", stream=other)
+        mm.copy([own[:4096]], [buf[4096:]], stream=stream)
+        stream.sync()
+        assert bytes(target) == bytes(buf) == bytes(own.copy_to(stream=stream)) == b"\\7" * 8192
+        """)
+
+    def test_the_driver_decides_about_other_streams_and_wrapped_memory(self):
+        run("""
+        wrapped = mm.ManagedBuffer.from_handle(buf.handle, buf.nbytes, owner=buf)
+        number = int(other.handle)
+        def refuse(b, s):
+            assert "attach() of the" in refusal(mm.CUDAError, lambda: b.fill(1, stream=s))
+        buf.attach("single", stream=number)
+        refuse(buf, stream), refuse(wrapped, stream)
+        buf.fill(1, stream=number), wrapped.fill(2, stream=other)
+        other.close()  # and with it the attachment
+        buf.fill(3, stream=stream), wrapped.fill(4, stream=stream)
+        own = mm.empty(8192, attach="host")
+        with Stream() as last:
+            own.attach("single", stream=int(last.handle))
+            own.fill(1, stream=last)
+        refuse(own, stream)
+        """)
+
+    def test_the_emulated_driver_refuses_what_a_device_may_not_reach(self):
+        run("""
+        import ctypes
+        raw, host = raw_driver(), ctypes.create_string_buffer(8192)
+        at, s = ctypes.c_uint64(buf.handle), ctypes.c_void_p(stream.handle)
+        n = ctypes.c_size_t(8192)
+        def answers():
+            return [raw.cuMemsetD8Async(at, 1, n, s),
+                    raw.cuMemcpyHtoDAsync_v2(at, host, n, s),
+                    raw.cuMemcpyDtoHAsync_v2(host, at, n, s),
+                    raw.cuMemcpyDtoDAsync_v2(at, at, n, s),
+                    raw.cuMemcpyAsync(at, at, n, s)]
+        assert answers() == [0, 0, 0, 0, 0]
+        buf.attach("host", stream=stream)
+        assert answers() == [1, 1, 1, 1, 0]
+        buf.attach("single", stream=other)
+        assert answers() == [1, 1, 1, 1, 0]
+        buf.attach("single", stream=stream)
+        assert answers() == [0, 0, 0, 0, 0]
+        """)
+
+    def test_concurrent_access_rules_out_nothing(self):
+        run(
+            """
+            own = mm.empty(8192, attach="host")
+            own.fill(1, stream=stream)
+            own.attach("single", stream=other)
+            own.fill(2, stream=stream)
+            stream.sync()
+            assert bytes(own) == b"\\2" * 8192
+            """,
+            profile="default",
+        )
+
+    def test_a_failed_query_fills_nothing(self):
+        run("""
+        buf.attach("host", stream=stream)
+        for function in ("cuCtxGetDevice", "cuDeviceGetAttribute"):
+            emulator.fail(function, code=719)
+            assert function in refusal(mm.CUDAError, lambda: buf.fill(1, stream=stream))
+            emulator.clear_failures()
+        assert bytes(buf) == bytes(8192)
         """)
 
 

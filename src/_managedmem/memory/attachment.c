@@ -1,5 +1,5 @@
-/* attachment.c: attaches managed memory in a stream, records what it is attached to, and waits
- * before the host uses it. */
+/* attachment.c: attaches managed memory in a stream, records what it is attached to, waits before the
+ * host uses it, and refuses fills that the attachment rules out. */
 #include "attachment.h"
 
 #include "../driver/threads.h"
@@ -197,4 +197,44 @@ mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st)
         mm_stream_drop(now.shared);
     }
     return rc;
+}
+
+/* --- fills by a device ------------------------------------------------------------------ */
+
+/* What the memory is attached to, if that rules out the stream; else 0. */
+static CUmemAttach_flags
+other_attachment(const mm_attachment *a, CUstream stream)
+{
+    CUmemAttach_flags to;
+
+    mm_operation_lock_take(&turn);
+    to = a->to == CU_MEM_ATTACH_SINGLE
+                 && (a->shared == NULL || !a->shared->lasts || a->shared->handle == stream)
+             ? 0
+             : a->to;
+    mm_operation_lock_release(&turn);
+    return to;
+}
+
+int
+mm_attachment_check_fill(mm_driver *cu, mm_attachment *a, CUstream stream, mm_status *st)
+{
+    CUmemAttach_flags to = cu->concurrent_access ? 0 : other_attachment(a, stream);
+    int concurrent = 0;
+    CUdevice device;
+
+    assert(mm_in_scope());
+    if (to == 0) {
+        return 0;
+    }
+    MM_TRY(cu, CtxGetDevice, st, &device);
+    MM_TRY(cu, DeviceGetAttribute, st, &concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+           device);
+    return concurrent
+               ? 0
+               : mm_fail(st, MM_REFUSED,
+                         "the memory is attached to %s, and Device(%d), which has no "
+                         "concurrent_managed_access, cannot fill it: call attach(\"global\") or "
+                         "attach(\"single\") with the stream of the fill before",
+                         to == CU_MEM_ATTACH_HOST ? "the host" : "another stream", device);
 }

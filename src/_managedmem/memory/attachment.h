@@ -30,6 +30,12 @@ MM_NODISCARD int mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocati
  * a stream, or for all devices. */
 MM_NODISCARD int mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st);
 
+/* Fails if the memory is attached to the host, or to another stream than this one, in whose scope the
+ * caller is, and whose device lacks concurrent access: drivers refuse to fill such memory, and copy it
+ * on the host. Streams that nothing keeps are left to the driver. */
+MM_NODISCARD int mm_attachment_check_fill(mm_driver *cu, mm_attachment *a, CUstream stream,
+                                          mm_status *st);
+
 /* Releases the stream. No call may be under way. */
 void mm_attachment_end(mm_attachment *a);
 

@@ -125,9 +125,26 @@ fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned cha
     return 0;
 }
 
+/* A refused fill of managed memory, whose attachment may be known to the driver alone. */
+static void
+explain_fill(mm_driver *cu, CUdeviceptr p, mm_status *st)
+{
+    mm_pointer_attributes attributes;
+    mm_status ignored;
+
+    mm_copy_explain(cu, p, st);
+    if (!cu->concurrent_access && st->code == CUDA_ERROR_INVALID_VALUE
+        && mm_pointer_query(cu, p, &attributes, &ignored) == 0 && attributes.managed) {
+        mm_status_add(st,
+                      "A device without concurrent_managed_access fills no managed memory that "
+                      "is attached to the host or to another stream: call attach() of the "
+                      "buffer that allocated it.");
+    }
+}
+
 int
-mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned width,
-        mm_device_stream stream, mm_status *st)
+mm_fill(mm_driver *cu, mm_range range, mm_attachment *attachment, const unsigned char pattern[4],
+        unsigned width, mm_device_stream stream, mm_status *st)
 {
     mm_scope scope;
     int rc;
@@ -139,9 +156,11 @@ mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4], unsigned 
     if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
         return -1;
     }
-    rc = fill_unaligned(cu, range.start, range.size, pattern, width, stream.handle, st);
-    if (rc < 0) {
-        mm_copy_explain(cu, range.start, st);
+    rc = mm_attachment_check_fill(cu, attachment, stream.handle, st);
+    if (rc == 0
+        && (rc = fill_unaligned(cu, range.start, range.size, pattern, width, stream.handle, st))
+               < 0) {
+        explain_fill(cu, range.start, st);
     }
     mm_scope_leave(&scope);
     return rc;

@@ -2,6 +2,7 @@
 #ifndef MM_COPY_H
 #define MM_COPY_H
 
+#include "attachment.h"
 #include "range.h"
 
 /* Copies at least 1 byte between any two addresses that the device or the host can access.
@@ -19,8 +20,9 @@ MM_NODISCARD int mm_copy_queue(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, 
 void mm_copy_explain(mm_driver *cu, CUdeviceptr p, mm_status *st);
 
 /* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. Does nothing
- * for an empty range. */
-MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, const unsigned char pattern[4],
-                         unsigned width, mm_device_stream stream, mm_status *st);
+ * for an empty range. Fails if the attachment of the memory rules the stream out. */
+MM_NODISCARD int mm_fill(mm_driver *cu, mm_range range, mm_attachment *attachment,
+                         const unsigned char pattern[4], unsigned width, mm_device_stream stream,
+                         mm_status *st);
 
 #endif

@@ -574,7 +574,8 @@ const char mm_fill_doc[] =
     "Fill the buffer with a byte or a pattern, in stream order.\n"
     "\n"
     "value is an int in 0 to 255 (else OverflowError), or 1, 2 or 4 bytes whose number divides the size\n"
-    "(else ValueError). Raises RuntimeError when closed. Safe from every thread.\n"
+    "(else ValueError). Raises RuntimeError when closed, or when the memory is attached to the host or to\n"
+    "another stream and the device has no concurrent_managed_access (see attach()). Safe from every thread.\n"
     "Driver: cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async.";
 
 PyObject *
@@ -602,7 +603,7 @@ mm_buffer_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
     }
     assert(width > 0 && b->size % width == 0);
     Py_BEGIN_ALLOW_THREADS
-    rc = mm_fill(use.cu, use.range, pattern, width,
+    rc = mm_fill(use.cu, use.range, &use.memory->attachment, pattern, width,
                  (mm_device_stream){stream.handle, use.memory->device}, &st);
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
