@@ -106,6 +106,79 @@ class TestAttach:
         assert len(bytes(buf)) == buf.nbytes
 
 
+class TestAttachment:
+    def test_is_as_allocated_and_then_as_attached(self, way, stream):
+        with way[0](PAGE) as one, way[0](PAGE, attach="host") as other:
+            assert (one.attachment, other.attachment) == ("global", "host")
+            for to in ["single", "host", "single", "global"]:
+                one.attach(to, stream=stream)
+                other.attach(to, stream=int(stream.handle))
+                assert one.attachment == one[1:].attachment == other.attachment == to
+
+    def test_is_of_a_whole_buffer(self, stream):
+        with managedmem.empty((8, PAGE), "f4") as buffer:
+            part = buffer.view("uint8", 32 * PAGE)[PAGE:]
+            buffer.view("int32", (PAGE, 8)).attach("single", stream=stream)
+            assert part.attachment == buffer.attachment == "single"
+
+    def test_of_no_bytes(self, stream):
+        with managedmem.empty(0, attach="host") as buffer:
+            assert buffer.attachment == "host"
+            for to in FLAGS:
+                buffer.attach(to, stream=stream)
+                assert buffer.attachment == to
+
+    def test_of_memory_of_others_is_not_known(self, buf):
+        buf.attach("host")
+        wrapped = ManagedBuffer.from_handle(buf.handle, buf.nbytes, owner=buf)
+        assert wrapped.attachment is None and wrapped[1:].attachment is None
+        buf.attach("global")
+
+    @needs_pools
+    def test_of_pools(self, device0):
+        with ManagedMemoryResource(pooled=True) as pool, pool.allocate(PAGE) as buffer:
+            assert buffer.attachment == buffer[1:].attachment == "global"
+        with DeviceMemoryResource(device0) as pool, pool.allocate(PAGE) as buffer:
+            assert buffer.attachment is None
+
+    def test_is_read_only_and_gone_with_the_memory(self, buf):
+        with pytest.raises(AttributeError):
+            buf.attachment = "host"
+        part = buf[1:]
+        buf.close()
+        for closed in (buf, part):
+            with pytest.raises(RuntimeError, match="closed"):
+                _ = closed.attachment
+
+    @pytest.mark.parametrize("profile", ["default", "wsl"])
+    def test_outlives_the_stream_and_ends_with_a_refusal(self, profile):
+        run(
+            """
+            assert buf.attachment == "global"
+            buf.attach("single", stream=other)
+            other.close()
+            assert buf.attachment == "single"
+            emulator.fail("cuStreamIsCapturing", code=719)
+            refusal(mm.CUDAError, lambda: buf.attach("host", stream=stream))
+            assert buf.attachment == "single"
+            emulator.clear_failures()
+            emulator.fail("cuStreamAttachMemAsync", code=719)
+            refusal(mm.CUDAError, lambda: buf.attach("host", stream=stream))
+            assert buf.attachment == "global"
+            """,
+            profile=profile,
+        )
+
+    def test_is_one_of_the_words_in_threads(self, buf):
+        def attach(to):
+            for _ in range(100):
+                buf.attach(to)
+                assert buf.attachment in FLAGS
+
+        at_once(*[lambda to=to: attach(to) for to in ["host", "global", "host"]])
+        buf.attach("global")
+
+
 class TestAllocation:
     def test_has_the_contents(self, way):
         make, contents = way

@@ -669,7 +669,7 @@ NO_DRIVER = {
         f"ManagedBuffer.{name}": lambda w, name=name: getattr(w.a, name)
         for name in (
             *("handle", "size", "nbytes", "shape", "dtype", "itemsize", "ndim", "strides"),
-            *("owner", "memory_resource", "is_closed", "is_mapped"),
+            *("owner", "memory_resource", "is_closed", "is_mapped", "attachment"),
         )
     },
     "ManagedBuffer.view": lambda w: w.a.view("float32"),

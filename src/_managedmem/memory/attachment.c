@@ -77,8 +77,9 @@ mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_f
     /* For other threads the call and the record are one step. */
     mm_operation_lock_take(&turn);
     rc = rc < 0 ? -1 : attach_in_scope(cu, allocation, to, stream.handle, &called, st);
-    if (called && !cu->concurrent_access) {
-        before = record(a, rc == 0 ? to : CU_MEM_ATTACH_GLOBAL, stream, shared);
+    if (called || rc == 0) {
+        before = record(a, rc == 0 ? to : CU_MEM_ATTACH_GLOBAL, stream,
+                        called && !cu->concurrent_access ? shared : NULL);
     }
     mm_operation_lock_release(&turn);
     /* Freeing the earlier stream enters a scope of its own. */
@@ -87,6 +88,17 @@ mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_f
         mm_stream_drop(before);
     }
     return rc;
+}
+
+CUmemAttach_flags
+mm_attachment_now(const mm_attachment *a)
+{
+    CUmemAttach_flags to;
+
+    mm_operation_lock_take(&turn);
+    to = a->to;
+    mm_operation_lock_release(&turn);
+    return to != 0 ? to : CU_MEM_ATTACH_GLOBAL;
 }
 
 void

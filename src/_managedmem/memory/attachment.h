@@ -3,7 +3,7 @@
  *
  * Where a device lacks concurrent access, the host may use managed memory only while no device works,
  * unless the memory is attached to the host, or to a stream that is idle. The driver does not tell the
- * attachment of a memory, so it is recorded here. Elsewhere it has no effect and is not recorded. */
+ * attachment of a memory, so it is recorded here. Elsewhere it has no effect, and no stream is kept. */
 #ifndef MM_ATTACHMENT_H
 #define MM_ATTACHMENT_H
 
@@ -25,6 +25,9 @@ typedef struct {
 MM_NODISCARD int mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation,
                            CUmemAttach_flags to, mm_device_stream stream, mm_stream *shared,
                            mm_status *st);
+
+/* To what the memory is attached: to every device, the host, or one stream. */
+CUmemAttach_flags mm_attachment_now(const mm_attachment *a);
 
 /* Waits until the host may access the memory, where a device lacks concurrent access: for nothing, for
  * a stream, or for all devices. */

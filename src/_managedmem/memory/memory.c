@@ -61,6 +61,9 @@ mm_memory_allocate(mm_driver *cu, size_t size, CUmemAttach_flags to, mm_status *
         return NULL;
     }
     m->owned = true;
+    if (to == CU_MEM_ATTACH_HOST) {
+        m->attachment = (mm_attachment){.to = to, .in_force = true};
+    }
     if (size == 0) {
         return m;
     }
@@ -71,9 +74,6 @@ mm_memory_allocate(mm_driver *cu, size_t size, CUmemAttach_flags to, mm_status *
         return NULL;
     }
     atomic_store(&m->allocation, allocation);
-    if (to == CU_MEM_ATTACH_HOST) {
-        m->attachment = (mm_attachment){.to = to, .in_force = true};
-    }
     m->entry.source = MM_FROM_DRIVER;
     mm_allocation_entry_add(&m->entry, m->start, mm_whole_pages(size));
     return m;

@@ -186,7 +186,8 @@ mm_read_attach(PyObject *value, CUmemAttach_flags *out)
 }
 
 mm_keyword_method mm_buffer_attach;
-extern const char mm_attach_doc[];
+mm_getter mm_buffer_get_attachment;
+extern const char mm_attach_doc[], mm_attachment_doc[];
 
 /* --- buffer_exports.c ------------------------------------------------------------------- */
 

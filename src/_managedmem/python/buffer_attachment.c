@@ -1,24 +1,25 @@
-/* buffer_attachment.c: the method attach() of a buffer, and the argument attach of allocations. */
+/* buffer_attachment.c: attach() and attachment of a buffer, and the argument attach of allocations. */
 #include "buffer.h"
 #include "foreign_class.h"
 #include "resource.h"
 
-/* Stores 0 for a value that is none of the three. */
+static const struct {
+    const char *name;
+    CUmemAttach_flags flag;
+} attachments[] = {
+    {"global", CU_MEM_ATTACH_GLOBAL},
+    {"host", CU_MEM_ATTACH_HOST},
+    {"single", CU_MEM_ATTACH_SINGLE},
+};
+
+/* Returns 0 for a value that is none of the three. */
 static CUmemAttach_flags
 find_attachment(PyObject *value)
 {
-    static const struct {
-        const char *name;
-        CUmemAttach_flags flag;
-    } all[] = {
-        {"global", CU_MEM_ATTACH_GLOBAL},
-        {"host", CU_MEM_ATTACH_HOST},
-        {"single", CU_MEM_ATTACH_SINGLE},
-    };
-
-    for (size_t i = 0; PyUnicode_Check(value) && i < sizeof all / sizeof *all; i++) {
-        if (PyUnicode_CompareWithASCIIString(value, all[i].name) == 0) {
-            return all[i].flag;
+    for (size_t i = 0; PyUnicode_Check(value) && i < sizeof attachments / sizeof *attachments;
+         i++) {
+        if (PyUnicode_CompareWithASCIIString(value, attachments[i].name) == 0) {
+            return attachments[i].flag;
         }
     }
     return (CUmemAttach_flags)0;
@@ -134,4 +135,36 @@ mm_buffer_attach(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
     mm_buffer_leave(&use);
     Py_END_ALLOW_THREADS
     return mm_none_or_raise(b->state, rc, &st);
+}
+
+const char mm_attachment_doc[] =
+    "Who may use the memory: \"global\", \"host\" or \"single\", as attach() takes them, or as it was\n"
+    "allocated. None for memory that was not allocated here and for plain device memory, which cannot be\n"
+    "attached.\n"
+    "\n"
+    "The driver does not tell it: the value is that of the last attach(), in the order of calls and not of\n"
+    "streams, or \"global\" after one that the driver refused. It does not say which stream is the single\n"
+    "one. A view has that of its whole buffer, memory of a pool is always \"global\". Raises RuntimeError\n"
+    "when closed. Safe from every thread; releases the GIL. Driver: none.";
+
+PyObject *
+mm_buffer_get_attachment(PyObject *op, void *Py_UNUSED(closure))
+{
+    const mm_memory *memory = mm_buffer_of(op)->memory;
+    CUmemAttach_flags to;
+    size_t i = 0;
+
+    if (mm_buffer_check_open(mm_buffer_of(op)) < 0) {
+        return NULL;
+    }
+    if (!memory->owned || memory->device != MM_ANY_DEVICE) {
+        Py_RETURN_NONE;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    to = mm_attachment_now(&memory->attachment);
+    Py_END_ALLOW_THREADS
+    while (attachments[i].flag != to) {
+        i++;
+    }
+    return PyUnicode_FromString(attachments[i].name);
 }

@@ -492,6 +492,7 @@ static PyGetSetDef buffer_getset[] = {
      "True if devices can access the memory. Raises RuntimeError when closed.\n\n"
      "Driver: cuPointerGetAttributes.",
      NULL},
+    {"attachment", mm_buffer_get_attachment, NULL, mm_attachment_doc, NULL},
     {"is_closed", buffer_get_is_closed, NULL,
      "True once the buffer is closed; repr, size and close() still work.", NULL},
     {"is_mapped", buffer_get_is_mapped, NULL,
