@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from managedmem._managedmem import (
     _memory_kept,
     _memory_living,
 )
+from managedmem._units import record_text, size_text, time_text
 
 _OWN = os.path.join(os.path.dirname(__file__), "")
 
@@ -40,6 +41,9 @@ class MemoryCounts(NamedTuple):
     living: int = 0
     made: int = 0
 
+    def __repr__(self) -> str:
+        return record_text(self, nbytes=size_text, peak_nbytes=size_text)
+
 
 class KeptMemory(NamedTuple):
     """Bytes of a device that stay taken, whether they are in use or not.
@@ -55,9 +59,12 @@ class KeptMemory(NamedTuple):
     frames: int
     pools: int
 
+    def __repr__(self) -> str:
+        return record_text(self, frames=size_text, pools=size_text)
+
 
 class MemoryStats(NamedTuple):
-    """The memory of the process that this package has allocated, or frees.
+    """The memory of the process that this package has allocated, or frees. repr gives a table.
 
     Attributes
     ----------
@@ -81,6 +88,26 @@ class MemoryStats(NamedTuple):
     device_pools: Mapping[Device, MemoryCounts]
     wrapped: MemoryCounts
     kept: Mapping[Device | None, KeptMemory]
+
+    def __repr__(self) -> str:
+        counts = {
+            "managed": self.managed,
+            **{_kind("managed pools", place): each for place, each in self.managed_pools.items()},
+            **{_kind("device pools", place): each for place, each in self.device_pools.items()},
+            "wrapped": self.wrapped,
+            "total": self.total,
+        }
+        rows = [("memory", "bytes", "peak", "living", "made")]
+        for kind, each in counts.items():
+            sizes = size_text(each.nbytes), size_text(each.peak_nbytes)
+            rows.append((kind, *sizes, str(each.living), str(each.made)))
+        lines = _aligned(rows)
+        if self.kept:
+            lines += [
+                "",
+                *_aligned([("kept", "frames", "pools"), *map(_kept_row, self.kept.items())]),
+            ]
+        return "\n".join(lines)
 
 
 class LiveMemory(NamedTuple):
@@ -115,6 +142,10 @@ class LiveMemory(NamedTuple):
     age: float
     address: int
     traceback: tracemalloc.Traceback | None
+
+    def __repr__(self) -> str:
+        named = self._fields if self.traceback else self._fields[:-1]
+        return record_text(self, *named, nbytes=size_text, age=time_text, address=hex)
 
 
 def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
@@ -170,6 +201,22 @@ def live(*, tracebacks: bool = False) -> list[LiveMemory]:
         for label, nbytes, kind, number, serial, age, start in _memory_living()
     ]
     return sorted(memories, key=lambda memory: (-memory.nbytes, memory.serial))
+
+
+def _kind(pools: str, place: Device | None) -> str:
+    return f"{pools}, {place or 'no device'}"
+
+
+def _kept_row(kept: tuple[Device | None, KeptMemory]) -> tuple[str, ...]:
+    return f"{kept[0] or 'no device'}", *map(size_text, kept[1])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
 
 
 def _check_flag(name: str, value: object) -> None:

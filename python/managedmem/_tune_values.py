@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from managedmem._managedmem import Device, Host, MigrationPolicy
-from managedmem._units import count_text, size_text, time_text
+from managedmem._units import count_text, record_text, size_text, time_text
 
 KEPT = "kept"
 """The verdict on a trial whose change is a part of the result."""
@@ -107,6 +107,9 @@ class TuneTrial(NamedTuple):
     cost: float
     verdict: str
     counts: CountPairs | None = None
+
+    def __repr__(self) -> str:
+        return record_text(self, "change", "rule", "reason", "gain", "verdict", gain=str)
 
     def __hash__(self) -> int:
         """A hash without the evidence, which has none."""

@@ -1,10 +1,11 @@
-"""Short texts: binary sizes, decimal counts, times, labels, keys of an index; lines of them."""
+"""Short texts: binary sizes, decimal counts, times, records, labels, keys of an index; lines."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 WIDTH = 100
 """The longest line of printed sentences."""
@@ -48,6 +49,15 @@ def time_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def record_text(record: Any, *named: str, **shown: Callable[[Any], str]) -> str:
+    """A named tuple as <Type field=text ...>: all of its fields, or the named ones.
+
+    ``shown`` has the functions that make the texts of fields; the others are shown as by repr.
+    """
+    texts = (f"{n}={shown.get(n, repr)(getattr(record, n))}" for n in named or record._fields)
+    return f"<{type(record).__name__} {' '.join(texts)}>"
 
 
 def label_text(label: str, most: int = MOST_LABEL) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, Self, SupportsIndex, Type
 
 from managedmem._limits import host_available, read_budget
 from managedmem._managedmem import Device, DType, _Frames, _Slab
+from managedmem._units import record_text, size_text
 from managedmem._working_group import (
     Access,
     FramedGroup,
@@ -72,6 +73,10 @@ class WorkingSetStats(NamedTuple):
     kept: int
     failures: int
     last_error: str | None
+
+    def __repr__(self) -> str:
+        sizes = dict.fromkeys(("bytes_loaded", "bytes_home", "kept"), size_text)
+        return record_text(self, **sizes)
 
 
 class _GroupSet(Generic[Group]):

@@ -21,7 +21,8 @@ from managedmem import (
     live,
     memory_stats,
 )
-from managedmem.typing import MemoryCounts
+from managedmem._units import size_text
+from managedmem.typing import KeptMemory, MemoryCounts, MemoryStats
 from threads import at_once
 
 ZERO = Device(0)
@@ -226,6 +227,38 @@ def test_threads_lose_no_count():
 
     at_once(make, make, watch)
     assert growth(before, memory_stats().managed) == (100, 0, 0)
+
+
+def test_a_repr_has_units():
+    few, many = (
+        MemoryCounts(MIB, 3 * MIB, 1, 12),
+        MemoryCounts(5 * 1024 * MIB, 6 * 1024 * MIB, 3, 4),
+    )
+    kept = {ZERO: KeptMemory(0, 2 * MIB), None: KeptMemory(512, 0)}
+    stats = MemoryStats(many, few, {None: few}, {ZERO: many}, MemoryCounts(), kept)
+    assert repr(stats).splitlines() == [
+        "memory                    bytes  peak  living  made",
+        "managed                    1.0M  3.0M       1    12",
+        "managed pools, no device   1.0M  3.0M       1    12",
+        "device pools, Device(0)    5.0G  6.0G       3     4",
+        "wrapped                       0     0       0     0",
+        "total                      5.0G  6.0G       3     4",
+        "",
+        "kept       frames  pools",
+        "Device(0)       0   2.0M",
+        "no device    512B      0",
+    ]
+    assert repr(stats._replace(kept={})).splitlines()[-1].startswith("total ")
+    assert repr(few) == "<MemoryCounts nbytes=1.0M peak_nbytes=3.0M living=1 made=12>"
+    assert repr(kept[None]) == "<KeptMemory frames=512B pools=0>"
+
+
+def test_a_repr_of_a_living_memory_has_units(alloc):
+    memory = found(alloc(3 * PAGE))._replace(age=0.25, address=4096, label="a", serial=7)
+    text = f"<LiveMemory label='a' nbytes={size_text(3 * PAGE)} resource='managed' device=None"
+    assert repr(memory) == f"{text} serial=7 age=250.000 ms address=0x1000>"
+    traced = memory._replace(traceback=tracemalloc.Traceback([("here.py", 3)]))
+    assert repr(traced).endswith(f" traceback={traced.traceback!r}>")
 
 
 @pytest.mark.skipif(not EMULATED, reason="a driver is chosen")

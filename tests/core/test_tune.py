@@ -210,6 +210,8 @@ class TestResult:
         assert {t.verdict for t in result.trials} > {"kept"}
         assert len({*result.trials, *result.trials}) == len(result.trials)
         for trial in result.trials:
+            text = f"<TuneTrial change={trial.change!r} rule={trial.rule!r} reason={trial.reason!r}"
+            assert repr(trial) == f"{text} gain={trial.gain} verdict={trial.verdict!r}>"
             if trial.verdict == "kept":
                 assert trial.gain.low > 0.03 * min(first for first, _ in trial.pairs)
         assert repr(result).startswith("<TuneResult speedup=")

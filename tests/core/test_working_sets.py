@@ -12,6 +12,7 @@ from contents import pattern, write
 from kernels import read_by_device, write_by_device
 from layers import SIZE, layer, use_all
 from managedmem import Device, Host, ManagedBuffer, Stream, WorkingSet, emulator
+from managedmem._units import size_text
 
 
 class TestArguments:
@@ -97,6 +98,7 @@ class TestArguments:
         assert repr(working.add(layer(1), "write")).startswith("<WorkingGroup access=write nbytes=")
         use = group.use()
         assert repr(use) == f"<WorkingUse of {group!r}>" and use.group is group
+        assert f" bytes_home=0 kept={size_text(4 * SIZE)} failures=0 " in repr(working.stats())
         use.close()
         assert repr(use).endswith(" closed>")
 
