@@ -95,13 +95,25 @@ class TestMaking:
     )
     def test_the_size_of_a_device_pool_has_a_bound(self, device0, options):
         with DeviceMemoryResource(device0, options) as pool:
+            assert pool.max_size == 64 * MIB
             pool.allocate(MIB).close()
             with pytest.raises(managedmem.CUDAOutOfMemoryError, match="a larger max_size"):
                 pool.allocate(512 * MIB)
             pool.allocate(MIB).close()
         for unbounded in (None, {}, {"max_size": 0}, {"max_size": None, "ipc_enabled": False}):
             with DeviceMemoryResource(device0, options=unbounded) as pool:
+                assert pool.max_size == 0
                 pool.allocate(512 * MIB).close()
+
+    def test_the_bound_is_read_back_as_given(self, device0):
+        pool = DeviceMemoryResource(device0, {"max_size": MIB + 1})
+        assert repr(pool) == f"DeviceMemoryResource(Device(0), {{'max_size': {MIB + 1}}})"
+        with eval(repr(pool), {**vars(managedmem)}) as other:
+            assert other.max_size == pool.max_size == MIB + 1
+        with pytest.raises(AttributeError):
+            pool.max_size = 0
+        pool.close()
+        assert pool.max_size == MIB + 1
 
     @pytest.mark.parametrize(
         "options, error",

@@ -119,6 +119,7 @@ for order in (None, *Order):
     assert bytes(b) == bytes([5]) * 8192
     lent.close(default)
 with DeviceMemoryResource(0, core.DeviceMemoryResourceOptions(max_size=1 << 26)) as bounded:
+    assert bounded.max_size == 1 << 26 and not bounded.is_ipc_enabled
     bounded.allocate(8192).close()
     try:
         bounded.allocate(1 << 29)

@@ -727,6 +727,7 @@ NO_DRIVER = {
         lambda w: ManagedMemoryResource(preferred_location=HOST, policy=None).policy
     ),
     "DeviceMemoryResource.device_id": lambda w: w.own.device_id,
+    "DeviceMemoryResource.max_size": lambda w: w.own.max_size,
     "DeviceMemoryResource.is_host_accessible": lambda w: w.own.is_host_accessible,
     "DeviceMemoryResource.is_device_accessible": lambda w: w.own.is_device_accessible,
 }

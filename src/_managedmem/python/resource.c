@@ -73,6 +73,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation loc
         }
     }
     mm_resource_of(self)->location = location;
+    mm_resource_of(self)->max_size = max_size;
     mm_resource_of(self)->pool = pool;
     mm_resource_of(self)->pooled = pooled;
     return self;

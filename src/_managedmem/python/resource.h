@@ -13,6 +13,7 @@ typedef struct {
     bool pooled;
     bool has_policy; /* a default for allocations without a pool */
     CUmemLocation location; /* the device of a pool, or the preferred location */
+    size_t max_size; /* of the pool of a device; 0 for no bound */
     mm_policy policy;
     mm_guard guard;
 } mm_resource;

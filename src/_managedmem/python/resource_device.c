@@ -81,10 +81,20 @@ device_resource_get_device_id(PyObject *op, void *Py_UNUSED(closure))
 }
 
 static PyObject *
+device_resource_get_max_size(PyObject *op, void *Py_UNUSED(closure))
+{
+    return PyLong_FromSize_t(mm_resource_of(op)->max_size);
+}
+
+static PyObject *
 device_resource_repr(PyObject *op)
 {
-    return PyUnicode_FromFormat("DeviceMemoryResource(Device(%d))",
-                                mm_resource_of(op)->location.id);
+    const mm_resource *r = mm_resource_of(op);
+
+    return r->max_size == 0
+               ? PyUnicode_FromFormat("DeviceMemoryResource(Device(%d))", r->location.id)
+               : PyUnicode_FromFormat("DeviceMemoryResource(Device(%d), {'max_size': %zu})",
+                                      r->location.id, r->max_size);
 }
 
 static PyGetSetDef device_resource_getset[] = {
@@ -95,6 +105,9 @@ static PyGetSetDef device_resource_getset[] = {
     {"supports_advice", mm_resource_get_false, NULL, "False: advice is for managed memory only.",
      NULL},
     {"device_id", device_resource_get_device_id, NULL, "The ordinal of the device.", NULL},
+    {"max_size", device_resource_get_max_size, NULL,
+     "The max_size of the options in bytes, before the driver rounds it; 0 for no limit. Driver: none.",
+     NULL},
     MM_RESOURCE_GETSET,
     {"peer_accessible_by", mm_peers_get, mm_peers_set,
      "The other devices that may use the pool's memory: a live set of Devices.\n\n"
