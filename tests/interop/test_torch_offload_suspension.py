@@ -12,6 +12,7 @@ LARGE = 4 * WIDTH * WIDTH + 512 + 4 * WIDTH
 DEVICE = "cuda:0"
 UNIT = 2 << 20  # of the driver
 BUDGETS = {"streamed": 4 * LAYER, "resident": 1 << 20}
+SUSPENDED = "suspended: until resume(), all parts are used at home; then:"
 
 
 def free():
@@ -31,13 +32,16 @@ def test_calls_are_right_before_meanwhile_and_after(budget, read_only):
         reference, x = plain(layers(), handle), batch(handle)
         wanted = reference(x)
         before, held = free(), handle.stats()["held"]
-        places = [p.data_ptr() for p in model.parameters()]
+        places, explained = [p.data_ptr() for p in model.parameters()], handle.explain()
         for _ in range(2):
             assert same(model(x), wanted) and not handle.is_suspended
             moved = handle.stats()["bytes_home"]
             handle.suspend()
             assert handle.is_suspended and handle.stats()["held"] == handle.stats()["kept"] == 0
             assert repr(handle).endswith(", suspended>")
+            told = handle.explain()
+            assert told == explained and told.is_suspended
+            assert str(told) == f"{SUSPENDED}\n{explained}"
             if EMULATED:  # nobody else uses this device
                 parts = 2 if budget < 8 * LAYER and handle.stats()["resident"] else 1
                 assert free() == before + parts * UNIT
@@ -45,6 +49,7 @@ def test_calls_are_right_before_meanwhile_and_after(budget, read_only):
             assert_same_module(model, reference)
             handle.resume()
             assert "suspended" not in repr(handle)
+            assert not handle.explain().is_suspended and str(handle.explain()) == str(explained)
             if EMULATED:
                 assert free() == before
             assert [p.data_ptr() for p in model.parameters()] == places

@@ -608,14 +608,17 @@ class Offload(Handle):
     def explain(self) -> Explanation:
         """Where each part is kept, and why: a sequence of PartPlace, which prints as a table.
 
-        places= of offload() chooses other places. Empty after remove(). Safe from every thread; no
-        driver call.
+        places= of offload() chooses other places. Between suspend() and resume() the places are
+        those after resume(), and its is_suspended is True. Empty after remove(). Safe from every
+        thread; no driver call.
         """
-        return Explanation(
+        places = Explanation(
             PartPlace(part.name or "model", part.nbytes, part.place, self._reason(part))
             for lane in self._lanes
             for part in (*lane.plan.resident, *lane.plan.streamed)
         )
+        places.is_suspended = self.is_suspended
+        return places
 
     def _reason(self, part: Part) -> str:
         step = self._step

@@ -21,13 +21,24 @@ class PartPlace(NamedTuple):
 
 
 class Explanation(tuple[PartPlace, ...]):
-    """The places of all parts. str() gives a table, a row for each place and reason."""
+    """The places of all parts. str() gives a table, a row for each place and reason.
+
+    Attributes
+    ----------
+    is_suspended : bool
+        True if the module was suspended: the devices then use all parts at home, whatever their
+        place, which is the one after resume().
+    """
+
+    is_suspended = False
 
     def __str__(self) -> str:
         rows: dict[tuple[str, str], list[PartPlace]] = {}
         for part in self:
             rows.setdefault((part.place, part.reason), []).append(part)
         lines = [f"{'place':8}{'parts':>6}{'size':>9}  reason"]
+        if self.is_suspended:
+            lines.insert(0, "suspended: until resume(), all parts are used at home; then:")
         for (place, reason), parts in rows.items():
             size = size_text(sum(part.nbytes for part in parts))
             names = ", ".join(part.name for part in parts[:2]) + (", ..." if len(parts) > 2 else "")
