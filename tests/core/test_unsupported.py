@@ -525,3 +525,67 @@ class TestWithAnOldDriver:
     assert buf[:PAGE].preferred_location is Device(0)
     """,
         )
+
+
+NAMED = {
+    "prefetch": (
+        "buf.prefetch(ZERO)",
+        "mm.prefetch([buf, other], ZERO)",
+        "mm.prefetch([buf, other], ZERO, dispatch='batch')",
+        "mm.PrefetchPlan([(buf, ZERO)]).execute()",
+        "mm.empty(4096, prefetch=ZERO)",
+    ),
+    "discard": ("buf.discard()", "mm.discard([buf, other])"),
+    "discard_prefetch": ("buf.discard_prefetch(ZERO)", "mm.discard_prefetch([buf, other], ZERO)"),
+    "advise": (
+        "mm.advise(buf, 'set_accessed_by', ZERO)",
+        "buf.accessed_by.add(ZERO)",
+        "setattr(buf, 'preferred_location', ZERO)",
+        "mm.MigrationPolicy.prefer(ZERO).apply([buf, other])",
+    ),
+}
+
+
+class TestTheError:
+    @pytest.mark.parametrize("function", NAMED)
+    def test_names_the_function_that_skips_without_concurrent_access(self, function):
+        self.check("profile=wsl", function, NAMED[function])
+
+    @pytest.mark.parametrize("function", ["discard", "discard_prefetch"])
+    def test_names_the_function_that_skips_on_an_old_driver(self, function):
+        self.check("profile=old12", function, NAMED[function])
+
+    def test_names_the_function_that_skips_batches_on_an_old_driver(self):
+        self.check("profile=old12", "prefetch", [NAMED["prefetch"][2]])
+
+    def test_of_a_query_names_none(self):
+        run_python(
+            """
+            import warnings; warnings.simplefilter("ignore")
+            import managedmem as mm
+            from managedmem import emulator
+            from outcomes import refusal
+            buf = mm.empty(4096)
+            emulator.fail("cuMemRangeGetAttribute", code=1)
+            text = refusal(mm.CUDAError, lambda: buf.read_mostly)
+            assert "concurrent_managed_access" in text and "skip" not in text, text
+            """,
+            emulator="profile=wsl",
+        )
+
+    def check(self, profile, function, acts):
+        run_python(
+            f"""
+            import warnings; warnings.simplefilter("ignore")
+            import managedmem as mm
+            from outcomes import refusal
+            ZERO = mm.Device(0)
+            buf, other = mm.empty(8192), mm.empty(8192)
+            arguments = dict(advise=["set_accessed_by", ZERO], discard=[]).get({function!r}, [ZERO])
+            assert mm.{function}(buf, *arguments, unsupported="skip") in (0, 1)
+            for act in {list(acts)!r}:
+                text = refusal((mm.CUDAError, NotImplementedError), lambda: eval(act))
+                assert '{function}(..., unsupported="skip") passes over what fails' in text, text
+            """,
+            emulator=profile,
+        )

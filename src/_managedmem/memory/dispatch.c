@@ -362,7 +362,10 @@ mm_dispatch_check(mm_driver *cu, mm_operation op, const mm_dispatch_options *opt
     assert(op == MM_PREFETCH || mm_discards(op));
     if (cu->MemDiscardBatchAsync == NULL
         && (op != MM_PREFETCH || options->dispatch == MM_DISPATCH_BATCH)) {
-        return mm_driver_lacks(cu, texts[op].needed, st);
+        (void)mm_driver_lacks(cu, texts[op].needed, st);
+        mm_status_add(st, "(%s(..., unsupported=\"skip\") passes over what fails)",
+                      mm_skipping_function(op));
+        return -1;
     }
     return mm_stream_refuse_capture(cu, options->stream, texts[op].name, st);
 }

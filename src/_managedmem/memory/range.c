@@ -202,6 +202,32 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
     return 0;
 }
 
+const char *
+mm_skipping_function(mm_operation op)
+{
+    static const char *const names[] = {
+        [MM_ADVISE] = "advise",
+        [MM_PREFETCH] = "prefetch",
+        [MM_DISCARD] = "discard",
+        [MM_DISCARD_PREFETCH] = "discard_prefetch",
+    };
+
+    return (size_t)op < sizeof names / sizeof *names ? names[op] : NULL;
+}
+
+static void
+explain_access(mm_operation op, mm_status *st)
+{
+    const char *function = mm_skipping_function(op);
+
+    mm_status_add(
+        st, "Not every device here has concurrent_managed_access, which this operation needs "
+            "(WSL, Windows and some Tegra systems lack it).");
+    if (function != NULL) {
+        mm_status_add(st, "%s(..., unsupported=\"skip\") passes over what fails.", function);
+    }
+}
+
 MM_COLD int
 mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_operation op,
                   mm_status *st)
@@ -223,8 +249,7 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_oper
     } else if (!cu->concurrent_access
                && (st->code == CUDA_ERROR_INVALID_DEVICE
                    || st->code == CUDA_ERROR_INVALID_VALUE)) {
-        mm_status_add(st, "Not every device here has concurrent_managed_access, which this "
-                          "operation needs (WSL, Windows and some Tegra systems lack it).");
+        explain_access(op, st);
     } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
         if (mm_range_check(cu, &range, op, &found) < 0 && mm_is_bad_argument(&found)) {
             *st = found;

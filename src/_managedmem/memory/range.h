@@ -32,6 +32,9 @@ mm_discards(mm_operation op)
     return op == MM_DISCARD || op == MM_DISCARD_PREFETCH;
 }
 
+/* The function for the operation whose unsupported="skip" passes over what lacks it; NULL if none has. */
+const char *mm_skipping_function(mm_operation op);
+
 static inline CUdeviceptr
 mm_range_end(mm_range range)
 {
