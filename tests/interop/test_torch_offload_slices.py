@@ -6,8 +6,8 @@ import pytest
 
 from offloaded import LAYER, layers, nn
 from optimizers import FLAGS, make, skip_without_kernels
-from tensors import torch
-from twins import Twins, total
+from tensors import mt, torch
+from twins import DEVICE, Twins, total
 
 PartialStep = importlib.import_module("managedmem.torch._offload_partial").PartialStep
 Visits = importlib.import_module("managedmem.torch._offload_visits").Visits
@@ -170,3 +170,25 @@ def _stays(trained, handle):
     split = handle._step
     visits = Visits(trained.optimizer, split.parts, split.rings, split.gradients, lambda: True)
     return [stay for turn in visits.turns for stay in turn.stays]
+
+
+class TestSubmodulesOfOneDevice:
+    """They have one ring, whichever comes last."""
+
+    @pytest.mark.parametrize("order", [("0", "1"), ("1", "0")])
+    def test_the_ring_holds_visits_of_the_larger(self, on, order):
+        wide = [nn.Linear(4 * WIDTH, 4 * WIDTH, bias=False) for _ in range(4)]
+        narrow = [nn.Linear(4 * WIDTH, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(60))]
+        model = nn.Sequential(nn.Sequential(*wide), nn.Sequential(*narrow)).to(on)
+        trained = Twins(model, lambda parameters: make(parameters, "Adam"))
+        visit = 3 * wide[0].weight.nbytes  # a gradient and two moments
+        places, optimizer = dict.fromkeys(order, DEVICE), trained.optimizer
+        with mt.offload(model, places, budget=3 * total(model) // 2, optimizer=optimizer) as handle:
+            for _ in range(2):
+                for side, _ in trained.sides:
+                    device = next(side.parameters()).device
+                    side(torch.ones(4, 4 * WIDTH, device=device)).square().mean().backward()
+                trained.apply()
+            trained.check()
+            assert handle._step.largest == {next(iter(handle._step.rings)): visit}
+        trained.check()

@@ -299,34 +299,38 @@ class SplitStep:
             return
         index = {key: i for i, key in enumerate(every)}
         parts: list[StepPart] = []
+        rings: dict[Target, int] = {}
         for lane in self.lanes:  # in the order of the state, in which steps go through them
             mine = sorted(lane.step_parts(), key=lambda part: index[id(part.parameters[0])])
             # State that has a home keeps it.
             stays = lane.share.state_stays and all(part.home is None for part in mine)
             if self.steps_all or not stays:
                 parts += mine
-            self._divide_room(lane, mine)
+            ring = self._divide_room(lane, mine)
+            rings[lane.target] = max(rings.get(lane.target, 0), ring)
             for part in mine if stays else ():
                 part.keeps_state = True
         parts.sort(key=lambda part: index[id(part.parameters[0])])
         self.parts = parts
+        for target, room in rings.items():
+            self._set_room(target, room)
         for part in parts:
             self._note_size(part)
         self.ever.update((id(part), part) for part in parts)
         self.known = {id(p) for part in parts for p in part.parameters}
         self._seen = seen  # only now: after an interrupt, the next step follows again
 
-    def _divide_room(self, lane: Lane, parts: list[StepPart]) -> None:
-        """Give the ring what it can use of the remaining budget, and state the rest."""
+    def _divide_room(self, lane: Lane, parts: list[StepPart]) -> int:
+        """Give state what the ring cannot use of the remaining budget. Return the ring's share."""
         largest = max(map(self._visit_size, parts), default=0)
         ring = min(lane.share.room, MOST_RING, VISITORS * largest)
         room = lane.share.room - ring
-        self._set_room(lane.target, ring)
         is_known = type(self.optimizer) in _BY_PARAMETER
         sizes = [self._state_size(part) for part in parts]
         can_stay = [is_known and part.home is None for part in parts]  # or keeps its home
         for part, stays in zip(parts, spread(sizes, can_stay, room), strict=True):
             part.keeps_state = stays
+        return ring
 
     def _state_size(self, part: StepPart) -> int:
         """The bytes of the state of a part, with an estimate before its first step."""
