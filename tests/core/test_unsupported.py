@@ -585,7 +585,7 @@ class TestTheError:
             assert mm.{function}(buf, *arguments, unsupported="skip") in (0, 1)
             for act in {list(acts)!r}:
                 text = refusal((mm.CUDAError, NotImplementedError), lambda: eval(act))
-                assert '{function}(..., unsupported="skip") passes over what fails' in text, text
+                assert 'managedmem.{function}(..., unsupported="skip") passes over what fails' in text, text
             """,
             emulator=profile,
         )

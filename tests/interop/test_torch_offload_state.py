@@ -287,11 +287,12 @@ class TestRefusals:
             pytest.raises(ValueError, match=r"offloaded by offload_optimizer\(\)"),
         ):
             mt.offload(one, 0, budget="1 GiB", optimizer=optimizer)
-        with (
-            mt.offload(one, 0, budget="1 GiB"),
-            pytest.raises(ValueError, match=r"trains '0.weight' of an offloaded model"),
-        ):
-            offloaded(optimizer)
+        for given in (None, optimizer):
+            with (
+                mt.offload(one, 0, budget="1 GiB", optimizer=given),
+                pytest.raises(ValueError, match=r"trains '0.weight' of an offloaded model"),
+            ):
+                offloaded(optimizer)
 
     @pytest.mark.skipif(not EMULATED, reason="the emulated driver makes calls fail")
     def test_of_the_driver_leave_the_state_on_the_device(self, pair):

@@ -45,7 +45,8 @@ def offload_optimizer(
         fully_shard(), under DistributedDataParallel or without it.
     budget : int or str
         The most bytes of state and scratch on each device: a number, text such as "2 GiB", or
-        "auto": what is free, less a fifth of it. What the budget has room for stays there.
+        "auto": what is free, less a fifth of it. Scratch comes first, up to 256 MiB; state that
+        the rest has room for stays on the device.
     device : Device, torch.device, str or int, optional
         On the emulated driver, whose parameters are CPU tensors, the device that stands for the
         GPU. By default each parameter's own.
@@ -72,11 +73,6 @@ def offload_optimizer(
             "the state of the optimizer is offloaded already: call remove() on its handle first, "
             "which managedmem.torch.OffloadedOptimizer.of() returns"
         )
-    if not can_split(inner, inner.step, hooks=True):
-        raise ValueError(
-            "optimizer must update each parameter by itself, as AdamW or SGD of torch, with its "
-            f"own step() and without differentiable=True, got {type(inner).__name__}"
-        )
     place = None if device is None else target_of(device)
     targets = {id(p): _target_of(p, place) for p in parameters_of(inner)}
     if not targets:
@@ -84,9 +80,14 @@ def offload_optimizer(
     for parameter in parameters_of(inner):
         if (holder := holder_of(shard_of(parameter))) is not None:
             raise ValueError(
-                f"the optimizer trains {holder[0]!r} of an offloaded model ({holder[1]}): give the "
-                "optimizer to offload() instead, which keeps its state on the host too"
+                f"the optimizer trains {holder[0]!r} of an offloaded model ({holder[1]}): "
+                "offload(model, ..., optimizer=optimizer) keeps its state on the host too"
             )
+    if not can_split(inner, inner.step, hooks=True):
+        raise ValueError(
+            "optimizer must update each parameter by itself, as AdamW or SGD of torch, with its "
+            f"own step() and without differentiable=True, got {type(inner).__name__}"
+        )
     limit = wanted or min(map(left_free, set(targets.values())))
     handle = object.__new__(OffloadedOptimizer)
     handle._start(inner, limit, place)

@@ -246,7 +246,7 @@ mm_attachment_check_fill(mm_driver *cu, mm_attachment *a, CUstream stream, mm_st
                ? 0
                : mm_fail(st, MM_REFUSED,
                          "the memory is attached to %s, and Device(%d), which has no "
-                         "concurrent_managed_access, cannot fill it: call attach(\"global\") or "
-                         "attach(\"single\") with the stream of the fill before",
+                         "concurrent_managed_access, cannot fill it: before the fill, call "
+                         "attach(\"global\"), or attach(\"single\") with its stream",
                          to == CU_MEM_ATTACH_HOST ? "the host" : "another stream", device);
 }

@@ -363,7 +363,7 @@ mm_dispatch_check(mm_driver *cu, mm_operation op, const mm_dispatch_options *opt
     if (cu->MemDiscardBatchAsync == NULL
         && (op != MM_PREFETCH || options->dispatch == MM_DISPATCH_BATCH)) {
         (void)mm_driver_lacks(cu, texts[op].needed, st);
-        mm_status_add(st, "(%s(..., unsupported=\"skip\") passes over what fails)",
+        mm_status_add(st, "(managedmem.%s(..., unsupported=\"skip\") passes over what fails)",
                       mm_skipping_function(op));
         return -1;
     }

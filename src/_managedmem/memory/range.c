@@ -131,12 +131,12 @@ check_system_query(mm_driver *cu, const mm_range *range, mm_operation op, mm_sta
                    (unsigned long long)range->start);
 }
 
-/* The end of a message: the methods that copy this memory. */
+/* The end of a message: what copies this memory. */
 static const char *
 copy_hint(mm_operation op)
 {
-    return op == MM_COPY ? ". Managed memory copies from it and into it: "
-                           "managed.copy_from(buffer), managed.copy_to(buffer)"
+    return op == MM_COPY ? ". managedmem.copy(source, destination) copies it; to fill it, copy "
+                           "filled memory"
                          : "";
 }
 
@@ -224,7 +224,8 @@ explain_access(mm_operation op, mm_status *st)
         st, "Not every device here has concurrent_managed_access, which this operation needs "
             "(WSL, Windows and some Tegra systems lack it).");
     if (function != NULL) {
-        mm_status_add(st, "%s(..., unsupported=\"skip\") passes over what fails.", function);
+        mm_status_add(st, "managedmem.%s(..., unsupported=\"skip\") passes over what fails.",
+                      function);
     }
 }
 
