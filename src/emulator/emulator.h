@@ -373,8 +373,8 @@ struct emu_allocation {
     struct emu_device *device;
     struct emu_pool *pool;
     const struct emu_context *context; /* that it ends with; NULL for memory of pools */
-    unsigned int attach, first_attach; /* CUmemAttach_flags; now, and since the allocation */
-    uint64_t attach_stream; /* its id, where attached to a single one */
+    unsigned int attach, first_attach; /* CUmemAttach_flags: now, and at the allocation */
+    uint64_t attach_stream; /* the id of the stream of the last attachment */
     unsigned int sync_memops;
     bool freed; /* a stream-ordered free is queued */
     uint64_t id;
@@ -614,7 +614,7 @@ CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, 
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
-/* True also where the stream has been deleted. */
+/* True even where the stream has been deleted. */
 bool emu_point_reached(struct emu_point point);
 /* Makes the handle of a stream unknown, whose queue may hold operations yet. */
 void emu_stream_destroyed(struct emu_stream *stream);
@@ -647,7 +647,7 @@ struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
 /* emu_event_delete for all events of a context. */
 void emu_events_delete(const struct emu_context *context);
-/* True also for an event that was never recorded. */
+/* True even for an event that was never recorded. */
 bool emu_event_reached(const struct emu_event *event);
 /* Stores the time at which an event is reached. */
 void emu_event_reach(uint64_t id);

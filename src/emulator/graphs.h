@@ -44,7 +44,7 @@ struct emu_object *emu_object_find(CUuserObject handle);
  * mutex. */
 struct emu_object *emu_objects_take_dead(void);
 void emu_objects_destroy(struct emu_object *dead);
-/* Gives references away; the destructor of the last one runs behind the present call. */
+/* Drops references; once none is left, the destructor runs behind the present call. */
 CUresult emu_object_release(struct emu_object *object, unsigned int count);
 /* Lets a graph hold references, new ones or the caller's. */
 CUresult emu_graph_retain(struct emu_graph *graph, struct emu_object *object, unsigned int count,

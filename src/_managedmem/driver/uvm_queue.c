@@ -459,7 +459,7 @@ mm_uvm_queue_processors_again(mm_uvm_queue *q, int16_t processors[MM_UVM_PROCESS
         processors[find_row(table, &q->device_id[device])] = (int16_t)device;
     }
     match_only_device(q->device_count, processors);
-    processors[0] = MM_ON_HOST; /* also after a device that the module does not list */
+    processors[0] = MM_ON_HOST; /* even if a device that the module does not list took the row */
     return 0;
 }
 

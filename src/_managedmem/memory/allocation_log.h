@@ -47,7 +47,7 @@ typedef struct mm_allocation_entry {
     /* Protected by the lock. */
     bool listed; /* in the list */
     bool dead; /* in the list of the dead */
-    uint64_t missed_log; /* the number of the log that was full when it began; or 0 */
+    uint64_t missed_log; /* the log that was full when the entry began; 0 for none */
     uint64_t serial; /* the order of birth in the process, from 1; 0 before it was in the list */
     uint64_t born; /* nanoseconds of CLOCK_MONOTONIC_RAW; of memory that is not counted: when it
                     * was wrapped, or 0 unless a log ran */

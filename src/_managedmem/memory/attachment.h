@@ -1,9 +1,10 @@
 /* attachment.h: attaching managed memory to the host, to one stream or to every device, and the wait
  * before a host access that follows from it.
  *
- * Where a device lacks concurrent access, the host may use managed memory only while no device works,
- * unless the memory is attached to the host, or to a stream that is idle. The driver does not tell the
- * attachment of a memory, so it is recorded here. Elsewhere it has no effect, and no stream is kept. */
+ * Where a device lacks concurrent access, the host may use managed memory only while no device
+ * works, unless the memory is attached to the host, or to a stream that is idle. The driver does
+ * not report attachments, so they are recorded here. Elsewhere they have no effect, and no stream
+ * is kept. */
 #ifndef MM_ATTACHMENT_H
 #define MM_ATTACHMENT_H
 
@@ -26,16 +27,16 @@ MM_NODISCARD int mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocati
                            CUmemAttach_flags to, mm_device_stream stream, mm_stream *shared,
                            mm_status *st);
 
-/* To what the memory is attached: to every device, the host, or one stream. */
+/* What the memory is attached to: every device, the host, or one stream. */
 CUmemAttach_flags mm_attachment_now(const mm_attachment *a);
 
 /* Waits until the host may access the memory, where a device lacks concurrent access: for nothing, for
  * a stream, or for all devices. */
 MM_NODISCARD int mm_attachment_wait(mm_driver *cu, mm_attachment *a, mm_status *st);
 
-/* Fails if the memory is attached to the host, or to another stream than this one, in whose scope the
- * caller is, and whose device lacks concurrent access: drivers refuse to fill such memory, and copy it
- * on the host. Streams that nothing keeps are left to the driver. */
+/* Fails if the device of the stream lacks concurrent access, and the memory is attached to the host
+ * or to another stream: drivers refuse such fills, and make such copies on the host. The caller is
+ * in the scope of the stream. Attachments to streams that nothing keeps are left to the driver. */
 MM_NODISCARD int mm_attachment_check_fill(mm_driver *cu, mm_attachment *a, CUstream stream,
                                           mm_status *st);
 

@@ -125,7 +125,7 @@ fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned cha
     return 0;
 }
 
-/* A refused fill of managed memory, whose attachment may be known to the driver alone. */
+/* Explains a refused fill. Only the driver may know what managed memory is attached to. */
 static void
 explain_fill(mm_driver *cu, CUdeviceptr p, mm_status *st)
 {

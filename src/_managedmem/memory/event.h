@@ -21,7 +21,7 @@ typedef enum {
 
 /* Causes of moves: the module's numbers, and one that the recording finds out. */
 typedef enum {
-    MM_CAUSE_UNKNOWN, /* also the accesses of a debugger */
+    MM_CAUSE_UNKNOWN, /* including accesses of a debugger */
     MM_CAUSE_REQUESTED, /* a prefetch, or a move that advice asked for */
     MM_CAUSE_FAULT,
     MM_CAUSE_SPECULATIVE, /* beside pages that faulted, by the module's own prediction */

@@ -54,7 +54,7 @@ is_recorded_guard(const mm_guard *g)
     return false;
 }
 
-/* True also if the guard may be one of those that are not recorded. */
+/* True even if the guard may be one of those that are not recorded. */
 bool
 mm_guard_is_entered(const mm_guard *g)
 {

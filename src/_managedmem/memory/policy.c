@@ -362,7 +362,7 @@ make_uniform_runs(const mm_batch *b, const mm_policy *policy, mm_page_runs *runs
     return 0;
 }
 
-/* True if the pages match the list exactly; false also if the driver cannot say. */
+/* True if the pages match the list exactly; false if they do not, or the driver cannot say. */
 static bool
 matches_runs(mm_driver *cu, mm_batch *b, const mm_page_runs *list)
 {

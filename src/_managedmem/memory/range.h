@@ -32,7 +32,8 @@ mm_discards(mm_operation op)
     return op == MM_DISCARD || op == MM_DISCARD_PREFETCH;
 }
 
-/* The function for the operation whose unsupported="skip" passes over what lacks it; NULL if none has. */
+/* The name of the function whose unsupported="skip" passes over targets on which the operation
+ * fails; NULL if there is none. */
 const char *mm_skipping_function(mm_operation op);
 
 static inline CUdeviceptr

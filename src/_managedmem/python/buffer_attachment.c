@@ -103,8 +103,8 @@ const char mm_attach_doc[] =
     "host has waited for an attachment to it. They still wait for all devices if the stream is neither a\n"
     "Stream nor the legacy default one of a primary context. The buffer keeps a Stream alive while it is\n"
     "attached to it. Work on other streams that uses or attaches the memory must have ended. fill() on a\n"
-    "stream that may not use the memory is a RuntimeError; copies work, because the driver then makes them\n"
-    "on the host. Elsewhere attachments have no effect.\n"
+    "stream that may not use the memory raises RuntimeError; copies work, because the driver then makes\n"
+    "them on the host. Elsewhere attachments have no effect.\n"
     "\n"
     "Raises ValueError for another word, a slice, memory of a pool or of another library, and \"single\"\n"
     "with the default stream; RuntimeError when closed; CUDAError while the stream captures a graph, which\n"
@@ -138,14 +138,14 @@ mm_buffer_attach(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject
 }
 
 const char mm_attachment_doc[] =
-    "Who may use the memory: \"global\", \"host\" or \"single\", as attach() takes them, or as it was\n"
-    "allocated. None for memory that was not allocated here and for plain device memory, which cannot be\n"
-    "attached.\n"
+    "Who may use the memory: \"global\", \"host\" or \"single\", as for attach(). None for memory that was\n"
+    "not allocated here and for plain device memory, which cannot be attached.\n"
     "\n"
-    "The driver does not tell it: the value is that of the last attach(), in the order of calls and not of\n"
-    "streams, or \"global\" after one that the driver refused. It does not say which stream is the single\n"
-    "one. A view has that of its whole buffer, memory of a pool is always \"global\". Raises RuntimeError\n"
-    "when closed. Safe from every thread; releases the GIL. Driver: none.";
+    "The driver does not report it: the value is that of the allocation or the last attach(), in the\n"
+    "order of calls and not of streams, and \"global\" after a call that the driver refused. It does not\n"
+    "say which stream is the single one. A view has the value of its whole buffer; memory of a managed\n"
+    "pool always has \"global\". Raises RuntimeError when closed. Safe from every thread; releases the GIL.\n"
+    "Driver: none.";
 
 PyObject *
 mm_buffer_get_attachment(PyObject *op, void *Py_UNUSED(closure))

@@ -7,7 +7,7 @@
 
 /* --- readers: 1 if the location was read, 0 if the object has none, -1 with an exception ----- */
 
-/* Reads an int attribute; 0 also if it is None. */
+/* Reads an int attribute; 0 if it is missing or None. */
 static int
 read_int(PyObject *value, const char *attribute, long long *out)
 {

@@ -229,7 +229,7 @@ read_core_extent(PyObject *value, PyObject *lengths, PyObject *steps, long long 
 }
 
 /* The size of the elements, and whether their byte order is the other one. A view has a layout with
- * the size also for element types that NumPy lacks; older releases have a dtype only. */
+ * the size even for element types that NumPy lacks; older releases have a dtype only. */
 static int
 read_core_elements(PyObject *value, long long *itemsize, bool *swapped)
 {

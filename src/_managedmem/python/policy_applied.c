@@ -231,7 +231,7 @@ applied_repr(PyObject *op)
 }
 
 PyDoc_STRVAR(applied_reduce_doc,
-             "__reduce__($self, /)\n--\n\nRaises TypeError: it belongs to its targets.");
+             "__reduce__($self, /)\n--\n\nRaises TypeError: the object belongs to its targets.");
 
 static PyObject *
 applied_reduce(PyObject *Py_UNUSED(op), PyObject *Py_UNUSED(none))

@@ -43,7 +43,7 @@ typedef struct {
 } mm_frames_report;
 
 /* A set without parts, whose frames have `room` bytes of the device, or for managed memory. With
- * `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` for work that the host
+ * `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` is for work that the host
  * does in place of the device: acquisitions and mm_frames_settle then wait for their copies. NULL
  * on failure. */
 mm_frames *mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,

@@ -130,10 +130,11 @@ MM_NODISCARD int mm_frames_send_home(mm_frames *f, uint32_t number, mm_status *s
 /* Stores the number of uses before the next one of each part. */
 void mm_frames_measure_distances(mm_frames *f);
 
-/* Notes the end of a round, behind which nothing is loaded ahead. */
+/* Notes the end of a round, after which nothing is loaded ahead. */
 void mm_frames_note_round_end(mm_frames *f);
 
-/* Loads the parts that are expected next, as long as only parts with a later use go for them. */
+/* Loads the parts that are expected next, as long as they replace only parts that are used later
+ * than they are. */
 void mm_frames_look_ahead(mm_frames *f);
 
 /* --- part_graphs.c: not under the lock -------------------------------------------------------- */
