@@ -39,8 +39,8 @@ def numpy_allocator(
     entered it. Blocks nest; each needs a call of its own. In a forked child, which cannot use CUDA,
     new arrays have the system's memory.
 
-    Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice to
-    a page on trial; on entering the block, ImportError without NumPy 1.22 or newer, and
+    Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice
+    for a trial page; on entering the block, ImportError without NumPy 1.22 or newer, and
     RuntimeError the second time. In the block NumPy raises MemoryError for every failure; if memory
     did not run out, a line on standard error gives the reason. Safe from every thread. Releases the
     GIL, except in ndarray.resize(). Driver: cuMemAllocManaged and cuMemAdvise for each array,

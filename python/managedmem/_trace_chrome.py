@@ -51,11 +51,11 @@ COUNTED = {
 ADVISE = OPERATIONS.index("advise")
 REQUESTED, VIEWED = CAUSES.index("requested"), CAUSES.index("host_view")
 MOST_WAITING, MOST_LABELS = 64, 8
-"""For each memory, so many calls wait for their moves; a call names so many memories."""
+"""The most calls of a memory that wait for their moves, and the most memories that a call names."""
 
 
 class Rows:
-    """The rows of the picture: one for calls, and for each memory as many as moves that overlap."""
+    """The rows of the picture: one for calls, and for each memory one per overlapping move."""
 
     def __init__(self, results: Results) -> None:
         self.results = results

@@ -347,7 +347,7 @@ def _counts_to_dict(counts: CountPairs | None) -> dict[str, list[int]] | None:
 
 
 def _counts_of(value: Any) -> CountPairs | None:
-    """The counts of a file; None also in files of versions without them."""
+    """The counts of a file; None if it has none, as files of earlier versions."""
     if value is None:
         return None
     counts = _typed(value, dict, "counts")

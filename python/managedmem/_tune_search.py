@@ -237,7 +237,7 @@ class Placement:
             try:
                 self._end_last()
                 attempts = 0
-            except BaseException as error:  # also of a signal's handler: the advice comes first
+            except BaseException as error:  # even one of a signal handler: the advice comes first
                 failure = failure or error
                 attempts += 1
                 if isinstance(error, CUDAError) or attempts == MOST_ATTEMPTS:

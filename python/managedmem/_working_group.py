@@ -86,10 +86,10 @@ class WorkingGroup:
         Returns a WorkingUse; the end of its with block closes it. Work that is queued on the stream
         before that uses use.arrays. Uses may nest and overlap. If the groups in use leave no room,
         or after a failure of the driver, the arrays are at home: the device reaches them over the
-        bus, or managed memory by page faults. In a WorkingSet, a group with access='write' that is
-        used at home waits for the copies home first. In a stream that captures a graph, the graph
-        copies the group at each launch, if its half of the budget has room; the first use in a
-        capture waits for the copies of the set. In a ManagedWorkingSet the group is at home there.
+        bus, or by page faults if they are managed. In a WorkingSet, a group with access='write'
+        that is used at home waits for the copies home first. In a stream that captures a graph, the
+        graph copies the group at each launch, if its half of the budget has room; the first use in
+        a capture waits for the copies of the set. In a ManagedWorkingSet the group is then at home.
 
         Raises RuntimeError for a closed set, stream or buffer, a removed group, while the host
         writes the group, and while it reads a group that the use writes; ValueError for another
@@ -248,7 +248,7 @@ class WorkingGroup:
 
 
 def _renew_lock() -> None:
-    """In a forked child, which does not have the thread that may have held the lock."""
+    """Replace the lock in a forked child, which lacks the thread that may hold it."""
     WorkingGroup._lock = threading.RLock()
 
 
@@ -306,7 +306,7 @@ class FramedGroup(WorkingGroup):
 
     def _begin_at_home(self, frames: _Frames, writes: bool) -> None:
         if self._access == "write":
-            frames.wait()  # also if the stream captures, where it cannot follow the copies home
+            frames.wait()  # even if the stream captures, where it cannot follow the copies home
         self._was_written_at_home |= writes
         super()._begin_at_home(frames, writes)
 
@@ -370,7 +370,7 @@ class _Parts:
         self.stream: Any = None
 
     def __del__(self) -> None:
-        self.is_over = True  # also of a use that is garbage together with its arrays
+        self.is_over = True  # even for a use that is garbage together with its arrays
         if self.outlives:
             end_without_caller(self, self.frames)
 

@@ -113,7 +113,7 @@ def views(source: Source, interval: float, count: int | None) -> Iterator[View]:
         yield View(now, before)
         before = now
         shown += 1
-        due = max(due + interval, time.monotonic())  # what a stop has missed is not made up for
+        due = max(due + interval, time.monotonic())  # views that a stop has missed are left out
 
 
 def run(options: argparse.Namespace) -> int:

@@ -224,7 +224,7 @@ def only_process() -> int:
 
 
 def source_of(process: int) -> Source:
-    """The numbers of a process. Raises SourceError with a sentence if there are none."""
+    """The numbers of a process. Raises SourceError with the reason if there are none."""
     user = owner_of(process)
     if user is None:
         raise SourceError(f"there is no process {process}")

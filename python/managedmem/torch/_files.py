@@ -150,7 +150,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
 
 
 def _check_order(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> int:
-    """Raise ValueError unless each tensor begins where another ends; the bytes of all.
+    """Raise ValueError unless each tensor begins where another ends; return the bytes of all.
 
     If tensors could share bytes, a small file could have enough of them to take all memory.
     """

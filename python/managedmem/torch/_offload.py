@@ -366,7 +366,7 @@ class Offload(Handle):
 
     @property
     def device(self) -> torch.device:
-        """The device where torch sees the parameters and inputs must be; the first of several."""
+        """The device of inputs, where torch sees the parameters; the first one if several."""
         return self._lanes[0].target.place
 
     def refresh(self) -> None:
@@ -608,9 +608,9 @@ class Offload(Handle):
     def explain(self) -> Explanation:
         """Where each part is kept, and why: a sequence of PartPlace, which prints as a table.
 
-        places= of offload() chooses other places. Between suspend() and resume() the places are
-        those after resume(), and its is_suspended is True. Empty after remove(). Safe from every
-        thread; no driver call.
+        places= of offload() chooses other places. Between suspend() and resume(), is_suspended of
+        the result is True, and the places are those after resume(). Empty after remove(). Safe from
+        every thread; no driver call.
         """
         places = Explanation(
             PartPlace(part.name or "model", part.nbytes, part.place, self._reason(part))

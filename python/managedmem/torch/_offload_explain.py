@@ -26,8 +26,8 @@ class Explanation(tuple[PartPlace, ...]):
     Attributes
     ----------
     is_suspended : bool
-        True if the module was suspended: the devices then use all parts at home, whatever their
-        place, which is the one after resume().
+        True if the module was suspended: the devices then use all parts at home until resume(),
+        after which each part is in its `place`.
     """
 
     is_suspended = False

@@ -202,7 +202,7 @@ class FramedPart:
             try:
                 self.frames.release(held, sends, stream or 0, False)
             finally:
-                if not held:  # also if a signal came behind it
+                if not held:  # even if a signal came after it
                     if ends_writes:
                         self.written.discard(use.number)
                     self._remove(use)

@@ -202,7 +202,7 @@ class Versions:
                 raise RuntimeError(text.format(name))
 
     def written(self, shared: set[int]) -> tuple[list[str], list[str]]:
-        """The names of all tensors that were written, and of those in parts with these ids."""
+        """The names of tensors that were written in other parts, and in parts with these ids."""
         written: tuple[list[str], list[str]] = [], []
         for key, watched in self._parts.items():
             names = (name for tensor, name, version in watched if tensor._version != version)

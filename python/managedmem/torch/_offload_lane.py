@@ -400,7 +400,7 @@ class DeviceLane:
         self.versions.forget()
 
     def written(self) -> tuple[list[str], list[str]]:
-        """The names of tensors that were written, and of those that other processes have too."""
+        """The names of written tensors: in memory of this process alone, and in shared memory."""
         return self.versions.written({id(p) for p in self.plan.streamed if p.is_shared})
 
     def numbers(self) -> dict[str, int]:

@@ -489,7 +489,7 @@ class SplitStep:
         places = sum(aligned(shard_of(p).nbytes) for p in part.parameters)
         home = part.home
         state = copies_of(self.optimizer) * places if home is None else aligned(home.host.numel())
-        return state if self.steps_all else state + places  # gradients that do not visit
+        return state if self.steps_all else state + places  # gradients do not visit then
 
     def _rings(self) -> dict[Target, Ring]:
         """The scratch of each device, ready for a step."""

@@ -203,7 +203,7 @@ def _seen(options: Mapping[str, object]) -> dict[str, _Seen]:
 
 
 def _is_same(option: Any, seen: _Seen) -> bool:
-    """False also for values that cannot be compared."""
+    """True if an option is as it was seen; False for values that cannot be compared."""
     version = option._version if isinstance(option, Tensor) else None
     if option is seen.option and version == seen.version:
         return True

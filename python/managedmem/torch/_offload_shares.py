@@ -40,9 +40,9 @@ def copies_of(optimizer: optim.Optimizer) -> int:
 
 
 def spread(sizes: Sequence[int], can_stay: Sequence[bool], room: int) -> list[bool]:
-    """Which of some memories stay in a room: an even share everywhere in their order.
+    """Whether each memory stays, in the order of the step: an even share of every stretch does.
 
-    So a link that copies the others is as busy at the start of a step as at its end, both ways.
+    So the link that copies the others is as busy at the start of a step as at its end, both ways.
     """
     total, due, stays = sum(sizes), 0, [False] * len(sizes)
     for i, size in enumerate(sizes):

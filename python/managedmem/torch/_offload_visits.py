@@ -194,10 +194,10 @@ class Visits:
     # --- who visits together --------------------------------------------------------------
 
     def _take_turns(self, parts: Iterable[StepPart]) -> None:
-        """Visitors share a turn where the ring has room for three such turns. As much state that
-        stays joins them: its kernels run while the link copies for the next turn, and temporaries
-        of kernels, as large as the state of a turn, stay small."""
-        opened: dict[Target, tuple[Turn, int, int]] = {}  # with the bytes that visit, and stay
+        """Visitors share a turn as long as the ring has room for three such turns. State that stays
+        joins them, up to the same bytes: its kernels run while the link copies for the next turn,
+        and temporaries, which are as large as the state of a turn, stay small."""
+        opened: dict[Target, tuple[Turn, int, int]] = {}  # with the bytes that visit and that stay
         for part in parts:
             ring = self.rings.get(part.target)
             size, most = (0, 0) if ring is None else (self._size_of(part), ring.size // VISITORS)
@@ -223,8 +223,8 @@ class Visits:
         return _bytes_of(part.home) + sum(aligned(h.nbytes) for _, _, h in self._coming(part))
 
     def _kept_bytes(self, part: StepPart) -> int:
-        """The bytes of state that stays on the device and may join a turn; in backward passes none,
-        where gradients would wait for those of the others."""
+        """The bytes of state that stays on the device and may join a turn; 0 in backward passes,
+        where the gradients of the part would wait for those of others."""
         if self.coming or part.home is not None or not part.keeps_state:
             return 0
         return sum(t.nbytes for p in part.parameters for _, t in state_of(self.optimizer, p))

@@ -64,7 +64,7 @@ def _check_unsupported(value: object) -> bool:
 def _hint(tensors: Found, call: Callable[[list[ManagedBuffer]], object]) -> HintedBytes:
     """Act on all tensors as one batch."""
     ranges = ranges_of(tensors)
-    call(ranges)  # checks the arguments also where there is nothing to do
+    call(ranges)  # checks the arguments even where there is nothing to do
     return HintedBytes(sum(buffer.size for buffer in ranges))
 
 
