@@ -292,7 +292,7 @@ read_page_map(int file, uint64_t start, uint64_t end, uint64_t *on_host)
     return 0;
 }
 
-/* Nanoseconds to count the bytes of whole pages that the host has mapped, or minus errno. */
+/* Counts the bytes of whole pages that the host has mapped. Returns nanoseconds, or minus errno. */
 double
 bare_page_map(uint64_t start, size_t size, int scan, uint64_t *on_host)
 {

@@ -31,7 +31,7 @@ FORMS = ("loop", "batch", "one call")
 GOAL = 1.05
 WITHIN, NOT_TOLD_APART, ABOVE = "within", "above by less than they vary", "above the goal"
 
-# Operation, where the pages are before, where they go.
+# The operation, the place of the pages before it, and the place after it.
 MOVES = (
     ("prefetch", "host", "device"),
     ("prefetch", "device", "host"),

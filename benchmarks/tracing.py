@@ -292,7 +292,7 @@ PATTERNS = (
 
 
 def bytes_row(pattern: Pattern, buf: ManagedBuffer) -> Row:
-    """The bytes of the pattern's cause, as counted and as computed, and how far all sums differ."""
+    """The bytes of the pattern's cause, computed and counted; other moves count as difference."""
     buf.read_mostly = False
     on_the_host([buf])
     pattern.before(buf)

@@ -344,7 +344,7 @@ def touched():
 
 
 def run(code, **options):
-    """Run code behind the definition of touched(): a buffer with 7 everywhere, on the device."""
+    """Run code that can call touched(), which returns a buffer on the device, full of 7."""
     return run_python(IMPORTS + TOUCHED + textwrap.dedent(code), **options)
 
 

@@ -450,7 +450,7 @@ class TestLifetimes:
                     model(inputs)
             elif torch.device(on) == inputs.device:
                 assert same(model(inputs), original(inputs))
-            else:  # under the call the weights go home, which is not where its inputs are
+            else:  # the weights go home during the call, away from the inputs
                 with pytest.raises(RuntimeError):
                     model(inputs)
         assert shows_parameters(model)

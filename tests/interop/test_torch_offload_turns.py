@@ -37,7 +37,7 @@ def decoder():
 
 
 class Trained(Twins):
-    """Models of which one keeps a half of its state on the host."""
+    """Two models; one keeps half of its state on the host."""
 
     def __init__(self, name="AdamW", model=None, room=HALF, **flags):
         model = decoder() if model is None else model
@@ -145,7 +145,7 @@ class TestStateThatStays:
         trained.check()
 
     def test_is_spread_in_the_order_of_the_optimizer(self):
-        """Which is not that of the model."""
+        """The order of the model is another one."""
 
         def apart(parameters):
             every = list(parameters)  # of every third layer, then of the next ones
@@ -181,7 +181,7 @@ class TestStateThatStays:
 
     @pytest.mark.parametrize("name", ["AdamW", "amsgrad", "RMSprop"])
     def test_takes_what_the_ring_does_not(self, monkeypatch, name):
-        """From the first step on, whose state is an estimate before it."""
+        """Even in the first step, before which the size of the state is an estimate."""
         monkeypatch.setattr("managedmem.torch._offload_optimizer.MOST_RING", 256 << 20)
         trained = Trained(name, layers(COUNT, on=PLACE), room=COUNT * PART - RING)
         for _ in range(3):
@@ -192,7 +192,7 @@ class TestStateThatStays:
         trained.check()
 
     def test_leaves_no_memory_of_a_ring_that_grows(self, monkeypatch):
-        """Whose maker has the smaller one, and empties the cache of torch."""
+        """The smaller ring is freed, and torch's cache emptied, before the larger one is made."""
         original, seen = SplitStep._make_ring, []
 
         def watched(step, *given):
@@ -261,7 +261,7 @@ class TestTurns:
         trained.check()
 
     def test_are_of_one_part_where_it_is_large(self):
-        """Also if its state stays: temporaries of kernels are as large."""
+        """Even if its state stays: temporaries of kernels are as large."""
         trained = Trained(room=int(1.4 * HALF))
         trained.steps(2)
         large = [p for p in trained.parts if trained.nbytes([p]) > RING // 3]
@@ -331,7 +331,7 @@ class TestTurns:
             trained.check()
 
     def test_in_backward_passes_are_as_without_state_that_stays(self):
-        """Whose gradients then wait for no others."""
+        """So that gradients wait for no others."""
         model = decoder()
         ours = Twins(model, make)
         with ours.offload(3 * total(model) + RING, step_in_backward=True) as handle:

@@ -135,7 +135,7 @@ class TestSettings:
         ],
     )
     def test_give_managed_memory_or_an_error(self, setting):
-        """Which of them depends on the version of torch; other memory would be a silent lie."""
+        """The version of torch decides which; other memory without an error would be a lie."""
         done = run_python(
             f"""
             import os

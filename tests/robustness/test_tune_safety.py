@@ -202,7 +202,7 @@ def test_a_source_that_ends_is_no_capture(case, monkeypatch):
 
 
 class TestInterrupts:
-    """By the terminal, and by handlers of signals that raise other errors."""
+    """Interrupts by the terminal, and by signal handlers that raise other errors."""
 
     def lines(self, frame, event, argument):
         if "/managedmem/_tune" not in frame.f_code.co_filename:
