@@ -289,6 +289,15 @@ class TestAccess:
                 stream.sync()
                 pool.peer_accessible_by.remove(LAST)
 
+    def test_a_fill_too(self, pool, mine):
+        with stream_of(LAST) as stream:
+            with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):
+                mine.fill(4, stream=stream)
+            pool.peer_accessible_by.add(LAST)
+            mine.fill(4, stream=stream)
+            stream.sync()
+        assert read(mine) == b"\x04" * PAGE
+
     def test_the_other_way_too(self, pool, mine, theirs):
         with stream_of(LAST) as stream:
             with pytest.raises(managedmem.CUDAError, match="peer_accessible_by"):

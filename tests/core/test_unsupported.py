@@ -558,6 +558,22 @@ class TestTheError:
     def test_names_the_function_that_skips_batches_on_an_old_driver(self):
         self.check("profile=old12", "prefetch", [NAMED["prefetch"][2]])
 
+    def test_of_a_missing_node_names_none(self):
+        run_python(
+            """
+            import warnings; warnings.simplefilter("ignore")
+            import managedmem as mm
+            from outcomes import refusal
+            buf, nowhere = mm.empty(4096), mm.Host(numa_id=9)
+            for given in ("raise", "skip"):
+                for act in (lambda: mm.prefetch(buf, nowhere, unsupported=given),
+                            lambda: mm.advise(buf, "set_preferred_location", nowhere,
+                                              unsupported=given)):
+                    assert "skip" not in refusal(mm.CUDAError, act)
+            """,
+            emulator="profile=wsl",
+        )
+
     def test_of_a_query_names_none(self):
         run_python(
             """
@@ -585,7 +601,8 @@ class TestTheError:
             assert mm.{function}(buf, *arguments, unsupported="skip") in (0, 1)
             for act in {list(acts)!r}:
                 text = refusal((mm.CUDAError, NotImplementedError), lambda: eval(act))
-                assert 'managedmem.{function}(..., unsupported="skip") passes over what fails' in text, text
+                named = 'managedmem.{function}(..., unsupported="skip") passes over what fails'
+                assert named in text, text
             """,
             emulator=profile,
         )

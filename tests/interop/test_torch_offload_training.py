@@ -282,6 +282,25 @@ class TestSteps:
             pair.step()
             assert homes == [s["exp_avg"].data_ptr() for s in pair.optimizer.state.values()]
 
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_a_parameter_without_elements(self, on, budget):
+        class WithNothing(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = layers(COUNT, on=on)
+                self.nothing = nn.Parameter(torch.empty(0, device=on))
+
+            def forward(self, inputs):
+                return self.inner(inputs) + self.nothing.sum()
+
+        pair = Pair(on, model=WithNothing())
+        with pair.offload(BUDGETS[budget]) as handle:
+            pair.steps(3)
+            pair.check()
+            pair.check_state()
+            assert handle.stats()["failures"] == 0
+        pair.check()
+
     @pytest.mark.parametrize("budget", ["streamed", "parameters"])
     def test_a_closure_may_remove_the_handle(self, on, budget):
         pair = Pair(on, OPTIMIZERS["momentum"])

@@ -47,6 +47,8 @@ class Span:
 
     def tensor(self, place: torch.device) -> Tensor:
         """A tensor of bytes with a storage of its own, which keeps the slab."""
+        if self.nbytes == 0:
+            return torch.empty(0, dtype=torch.uint8, device=place)
         if place.type == "cuda" and place.index == self.slab.device_id:
             return torch.as_tensor(self, device=place)
         if place.type == "cuda":

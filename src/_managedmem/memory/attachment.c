@@ -242,11 +242,10 @@ mm_attachment_check_fill(mm_driver *cu, mm_attachment *a, CUstream stream, mm_st
     MM_TRY(cu, CtxGetDevice, st, &device);
     MM_TRY(cu, DeviceGetAttribute, st, &concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
            device);
-    return concurrent
-               ? 0
-               : mm_fail(st, MM_REFUSED,
-                         "the memory is attached to %s, and Device(%d), which has no "
-                         "concurrent_managed_access, cannot fill it: before the fill, call "
-                         "attach(\"global\"), or attach(\"single\") with its stream",
-                         to == CU_MEM_ATTACH_HOST ? "the host" : "another stream", device);
+    return concurrent ? 0
+                      : mm_fail(st, MM_REFUSED,
+                                "the memory is attached to %s, and Device(%d), which has no "
+                                "concurrent_managed_access, cannot fill it: before the fill, call "
+                                "attach(\"global\"), or attach(\"single\") with its stream",
+                                to == CU_MEM_ATTACH_HOST ? "the host" : "another stream", device);
 }

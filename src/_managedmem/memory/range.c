@@ -215,15 +215,18 @@ mm_skipping_function(mm_operation op)
     return (size_t)op < sizeof names / sizeof *names ? names[op] : NULL;
 }
 
+/* A call for a single range refuses a NUMA node that is missing, which nothing passes over. */
 static void
-explain_access(mm_operation op, mm_status *st)
+explain_access(mm_operation op, CUmemLocation location, mm_status *st)
 {
     const char *function = mm_skipping_function(op);
+    bool names_node = st->code == CUDA_ERROR_INVALID_VALUE && !mm_discards(op)
+                      && location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 
     mm_status_add(
         st, "Not every device here has concurrent_managed_access, which this operation needs "
             "(WSL, Windows and some Tegra systems lack it).");
-    if (function != NULL) {
+    if (function != NULL && !names_node) {
         mm_status_add(st, "managedmem.%s(..., unsupported=\"skip\") passes over what fails.",
                       function);
     }
@@ -250,7 +253,7 @@ mm_range_diagnose(mm_driver *cu, mm_range range, CUmemLocation location, mm_oper
     } else if (!cu->concurrent_access
                && (st->code == CUDA_ERROR_INVALID_DEVICE
                    || st->code == CUDA_ERROR_INVALID_VALUE)) {
-        explain_access(op, st);
+        explain_access(op, location, st);
     } else if (st->code == CUDA_ERROR_INVALID_VALUE) {
         if (mm_range_check(cu, &range, op, &found) < 0 && mm_is_bad_argument(&found)) {
             *st = found;
