@@ -294,11 +294,14 @@ class TestSteps:
                 return self.inner(inputs) + self.nothing.sum()
 
         pair = Pair(on, model=WithNothing())
+        before = pair.model.nothing.device
         with pair.offload(BUDGETS[budget]) as handle:
+            assert pair.model.nothing.device == handle.device
             pair.steps(3)
             pair.check()
             pair.check_state()
             assert handle.stats()["failures"] == 0
+        assert pair.model.nothing.device == before
         pair.check()
 
     @pytest.mark.parametrize("budget", ["streamed", "parameters"])

@@ -564,7 +564,7 @@ class Offload(Handle):
         at_home = {id(tensor) for tensor in (*self._home_gradients(), *self._home_state())}
         places = {id(parameter): parameter.device for parameter, _ in self._origins.values()}
         move_back([entry for lane in self._lanes for entry in lane.moved])
-        changes: list[tuple[Tensor, Tensor]] = []
+        changes = [pair for lane in self._lanes for pair in lane.empty_returns()]
         for parameter, origin in self._origins.values():
             place = places[id(parameter)]
             for tensor in self._companions(parameter):

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from managedmem import CUDAError
 from managedmem._managedmem import _Frames, _Slab
-from managedmem.torch._moving import _blocks, _Piece
+from managedmem.torch._moving import _blocks, _empty_changes, _Piece, _swap
 from managedmem.torch._offload_arguments import DeviceModule
 from managedmem.torch._offload_choice import Place
 from managedmem.torch._offload_coverage import Watch
@@ -83,6 +83,9 @@ class DeviceLane:
             own.module, all_blocks, self._written(), self.room, chosen, asked, read_only
         )
         self.moved: list[Moved] = []
+        # Tensors without elements are in no block: their replacements, and what they had before.
+        self._empty_changes = list(_empty_changes(own.tensors, own.target.place))
+        self._empty_before: list[tuple[Tensor, Tensor]] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
         self.hooks: list[RemovableHandle] = []
@@ -106,7 +109,16 @@ class DeviceLane:
 
     def fill(self, model: nn.Module) -> None:
         """Move what stays to the device, and the other tensors home."""
+        before = [(tensor, tensor.data) for tensor, _ in self._empty_changes]
+        _swap(self._empty_changes)
+        self._empty_before = before
         self._place(self.plan, model)
+
+    def empty_returns(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The tensors without elements, with what they had before."""
+        for tensor, before in self._empty_before:
+            if tensor.numel() == 0:  # else the caller has given it contents
+                yield tensor, before
 
     def _place(self, plan: Plan, model: nn.Module) -> None:
         """Bring the parts of a plan to their places, and hook the modules that use them."""
@@ -397,6 +409,8 @@ class DeviceLane:
         self.announcer.sliced.clear()
         self.steps.clear()
         self.moved.clear()
+        self._empty_changes.clear()
+        self._empty_before.clear()
         self.versions.forget()
 
     def written(self) -> tuple[list[str], list[str]]:

@@ -287,18 +287,6 @@ readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     }
 }
 
-/* In the caller's scope. */
-static CUresult
-advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
-{
-    CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
-
-    if (code == CUDA_SUCCESS) {
-        readvise_until_recorded(cu, range, advice, location);
-    }
-    return code;
-}
-
 /* The driver always records advice for the first page. */
 int
 mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
@@ -313,12 +301,32 @@ mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_st
                                       st);
 }
 
-/* Repeats the advice of members until all of them read back. A repetition for one member can drop
- * the record of another, so each round queries all of them. */
+/* Gives advice to the pages without its record one by one, which changes no other record. */
+static void
+advise_unrecorded_pages(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
+{
+    enum { MOST_PAGES = 1024 };
+    CUdeviceptr end = mm_range_end(range);
+    CUresult code = CUDA_SUCCESS;
+
+    assert(mm_in_scope());
+    for (int n = 0;
+         n < MOST_PAGES && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, location);
+         n++) {
+        mm_range page = {.start = first_not_recorded(cu, range, advice, location)};
+        page.size = (size_t)(end - page.start);
+        page = mm_first_page(page);
+        code = cu->MemAdvise(page.start, page.size, advice, location);
+    }
+}
+
+/* Repeats the advice of members until all of them read back. After a repetition for one member, a
+ * query can lack another one, even one that it had before. So each round queries all of them, and
+ * the last rounds go by page. */
 static void
 readvise_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    enum { MOST_ROUNDS = 8 };
+    enum { WHOLE_ROUNDS = 6, MOST_ROUNDS = 8 };
     mm_location_set now;
     CUmemLocation location;
 
@@ -327,10 +335,26 @@ readvise_members(mm_driver *cu, mm_range range, mm_location_set members)
         if (missing == 0) {
             return;
         }
+        members |= n == 0 ? now : 0; /* not before: another thread may have removed some */
         while (mm_next_location(&missing, &location)) {
-            readvise_until_recorded(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
+            (n < WHOLE_ROUNDS ? readvise_until_recorded : advise_unrecorded_pages)(
+                cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
         }
     }
+}
+
+/* In the caller's scope. */
+static CUresult
+advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
+{
+    CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
+
+    if (code == CUDA_SUCCESS && advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
+        readvise_members(cu, range, mm_location_bit(location));
+    } else if (code == CUDA_SUCCESS) {
+        readvise_until_recorded(cu, range, advice, location);
+    }
+    return code;
 }
 
 static int
