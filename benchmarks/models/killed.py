@@ -43,7 +43,9 @@ TIMEOUT = 5.0  # seconds of torch.distributed
 MARGIN = 10.0  # seconds more, after which the other rank hangs
 WRITING = 0.3  # seconds for its stacks
 STARTING = 45.0  # seconds until a start may have failed
-MOST = 62.0  # seconds of all
+MOST = 75.0  # seconds of all
+PHASES = ("step", "save", "load", "step")  # of the kills of a job, in turn
+SHORT = 0.05  # seconds at most into a load or a save
 ENDLESS = 1_000_000
 ERROR = re.compile(  # of torch.distributed, by NCCL or gloo
     r"watchdog|timeout|timed out|by peer|broken pipe|DistBackendError|ncclRemoteError", re.I
@@ -174,6 +176,7 @@ class Job:
         self.folder.mkdir()
         self.chance = random.Random(7 + number)
         self.left = plan.kills
+        self.number = number
         self.victim = 0
         self.pending = 0  # kills after which no step has been made yet
         self.counts = Counts()
@@ -183,6 +186,7 @@ class Job:
     def start(self, goal: int) -> None:
         """Ranks that resume, and the time of their kill unless they may finish."""
         self.expected = whole(self.folder)
+        self.victim = self.chance.randrange(WORLD)
         self.begun = time.monotonic()
         self.kill_at: float | None = None
         self.killed_at: float | None = None
@@ -217,17 +221,21 @@ class Job:
 
     def kill_in_time(self) -> None:
         now = time.monotonic()
+        victim = self.processes[self.victim]
         if self.kill_at is None:
-            if all("load" in each.said for each in self.processes):
-                span = self.plan.span / (10 if self.left % 2 else 1)  # in the load, too
+            wanted = PHASES[(self.number + self.plan.kills - self.left) % len(PHASES)]
+            said = [word.split()[0] for word in victim.said]
+            if wanted == "save":  # a load may be over before anyone looks; saves come again
+                said = said[-1:]
+            if ("from" if wanted == "step" else wanted) in said:
+                span = self.plan.span if wanted == "step" else SHORT
                 self.kill_at = now + self.chance.uniform(0, span)
         elif now >= self.kill_at:
-            self.victim = victim = self.chance.randrange(WORLD)
-            self.processes[victim].kill()
+            victim.kill()
             self.killed_at = time.monotonic()
             self.counts.killed += 1
             self.pending += 1
-            phase = self.processes[victim].said[-1].split()[0]
+            phase = victim.said[-1].split()[0]
             self.counts.phases["step" if phase == "from" else phase] += 1
 
     def wait_for_the_other(self, ended: list[bool]) -> None:
