@@ -93,11 +93,8 @@ mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_f
 CUmemAttach_flags
 mm_attachment_now(const mm_attachment *a)
 {
-    CUmemAttach_flags to;
+    CUmemAttach_flags to = atomic_load_explicit(&a->to, memory_order_relaxed);
 
-    mm_operation_lock_take(&turn);
-    to = a->to;
-    mm_operation_lock_release(&turn);
     return to != 0 ? to : CU_MEM_ATTACH_GLOBAL;
 }
 

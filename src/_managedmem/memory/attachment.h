@@ -12,7 +12,7 @@
 
 /* All zero: to every device. */
 typedef struct {
-    CUmemAttach_flags to; /* the host or a stream; 0: every device */
+    _Atomic(CUmemAttach_flags) to; /* the host or a stream; 0: every device */
     bool in_force; /* to the host, and the stream has reached it */
     int device; /* whose primary context has the stream; MM_ANY_DEVICE for another context */
     bool legacy; /* the stream is the legacy one of its context */

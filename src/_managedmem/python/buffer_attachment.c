@@ -160,9 +160,7 @@ mm_buffer_get_attachment(PyObject *op, void *Py_UNUSED(closure))
     if (!memory->owned || memory->device != MM_ANY_DEVICE) {
         Py_RETURN_NONE;
     }
-    Py_BEGIN_ALLOW_THREADS
     to = mm_attachment_now(&memory->attachment);
-    Py_END_ALLOW_THREADS
     while (attachments[i].flag != to) {
         i++;
     }
