@@ -205,14 +205,18 @@ mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st)
 const char *
 mm_skipping_function(mm_operation op)
 {
-    static const char *const names[] = {
-        [MM_ADVISE] = "advise",
-        [MM_PREFETCH] = "prefetch",
-        [MM_DISCARD] = "discard",
-        [MM_DISCARD_PREFETCH] = "discard_prefetch",
-    };
-
-    return (size_t)op < sizeof names / sizeof *names ? names[op] : NULL;
+    switch (op) {
+    case MM_ADVISE:
+        return "advise";
+    case MM_PREFETCH:
+        return "prefetch";
+    case MM_DISCARD:
+        return "discard";
+    case MM_DISCARD_PREFETCH:
+        return "discard_prefetch";
+    default:
+        return NULL;
+    }
 }
 
 /* A call for a single range refuses a NUMA node that is missing, which nothing passes over. */

@@ -235,6 +235,21 @@ mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection)
     return single ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
 }
 
+static int
+targets_allocate(mm_targets *t, size_t count, mm_status *st)
+{
+    if (mm_batch_init(&t->batch, count, st) < 0) {
+        return -1;
+    }
+    if (count > MM_INLINE_COUNT) {
+        t->guards = malloc((count + 1) * sizeof(mm_guard *));
+        if (t->guards == NULL) {
+            return mm_fail(st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
+        }
+    }
+    return 0;
+}
+
 int
 mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_targets *t)
 {
@@ -246,8 +261,6 @@ static int
 targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm_targets *t)
 {
     mm_status st;
-    size_t count;
-    int rc;
 
     MM_ASSERT_LEFT(); /* reading runs Python code */
     /* Field by field, because the arrays are most of the struct and need no zeros. */
@@ -264,13 +277,7 @@ targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm
         || (t->items = mm_targets_tuple(state, value, &t->is_collection)) == NULL) {
         return -1;
     }
-    count = (size_t)PyTuple_Size(t->items);
-    rc = mm_batch_init(&t->batch, count, &st);
-    if (rc == 0 && count > MM_INLINE_COUNT
-        && (t->guards = malloc((count + 1) * sizeof(mm_guard *))) == NULL) {
-        rc = mm_fail(&st, MM_NO_MEMORY, "out of host memory for %zu targets", count);
-    }
-    if (rc < 0) {
+    if (targets_allocate(t, (size_t)PyTuple_Size(t->items), &st) < 0) {
         mm_targets_release(t);
         return mm_raise_failure(state, -1, &st);
     }
