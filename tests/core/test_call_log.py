@@ -172,12 +172,14 @@ class TestPrefetch:
         )
         assert names(calls) == ["cuMemPrefetchAsync"] * 5
 
-    def test_the_batch_is_one_call(self, buf, device0, stream):
+    @pytest.mark.parametrize("count", [1, 5])
+    def test_the_batch_is_one_call(self, buf, device0, stream, count):
+        ranges = separate(buf, count)
         calls = recorded(
-            lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream, dispatch="batch")
+            lambda: managedmem.prefetch(ranges, device0, stream=stream, dispatch="batch")
         )
         assert names(calls) == ["cuMemPrefetchBatchAsync"]
-        assert calls[0].args["count"] == 5
+        assert calls[0].args["count"] == count
 
     def test_auto_takes_one_of_them(self, buf, device0, stream):
         calls = recorded(lambda: managedmem.prefetch(separate(buf, 5), device0, stream=stream))
