@@ -144,8 +144,7 @@ const char mm_attachment_doc[] =
     "The driver does not report it: the value is that of the allocation or the last attach(), in the\n"
     "order of calls and not of streams, and \"global\" after a call that the driver refused. It does not\n"
     "say which stream is the single one. A view has the value of its whole buffer; memory of a managed\n"
-    "pool always has \"global\". Raises RuntimeError when closed. Safe from every thread; releases the GIL.\n"
-    "Driver: none.";
+    "pool always has \"global\". Raises RuntimeError when closed. Safe from every thread. Driver: none.";
 
 PyObject *
 mm_buffer_get_attachment(PyObject *op, void *Py_UNUSED(closure))
