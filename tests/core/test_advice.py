@@ -51,8 +51,8 @@ class TestReadsBack:
     def test_over_any_mixture(self, alloc, members, seed):
         self.check(alloc, members, seed)
 
-    def test_over_a_mixture_where_members_drop_each_other(self, alloc, members):
-        """On an H200 with one visible device, until the advice went page by page."""
+    def test_over_a_mixture_that_lacked_a_member(self, alloc, members):
+        """On an H200 with one visible device, a query lacked a member that it had before."""
         self.check(alloc, members, 12491879004)
 
     def check(self, alloc, members, seed):
