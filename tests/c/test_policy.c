@@ -105,55 +105,6 @@ TEST(records_that_stay_behind_are_settled_page_by_page)
     mm_memory_release(m);
 }
 
-/* A driver that records members for the first page only, and whose repetitions over several pages
- * drop the record of the other member. */
-static CUresult
-advise_one_member(CUdeviceptr start, size_t size, CUmem_advise advice, CUmemLocation location)
-{
-    mm_range first = mm_first_page((mm_range){.start = start, .size = size});
-    CUmemLocation other = location.type == CU_MEM_LOCATION_TYPE_HOST
-                              ? mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1)
-                              : mm_host();
-    mm_location_set now;
-    mm_status st;
-
-    if (advice != CU_MEM_ADVISE_SET_ACCESSED_BY) {
-        return kept_advise(start, size, advice, location);
-    }
-    CHECK_OK(mm_range_accessed_by(world.cu, first, &now, &st), &st);
-    if (size == first.size || (now & mm_location_bit(location)) == 0) {
-        return kept_advise(first.start, first.size, advice, location);
-    }
-    CHECK_EQUAL(kept_advise(start, size, CU_MEM_ADVISE_UNSET_ACCESSED_BY, other), 0);
-    return kept_advise(start, size, advice, location);
-}
-
-TEST(members_that_drop_each_other_are_settled_page_by_page)
-{
-    mm_memory *m = world_allocate(PAGES * mm_page_size());
-    CUmemLocation second = mm_location(CU_MEM_LOCATION_TYPE_DEVICE, 1);
-    mm_location_set both = mm_location_bit(mm_host()) | mm_location_bit(second);
-    mm_location_set now = 0;
-    mm_range range = pages_of(m, 0, PAGES);
-    mm_status st;
-
-    kept_advise = world.cu->MemAdvise;
-    for (int way = 0; way < 3; way++) {
-        mm_location_set from = way == 0 ? 0 : mm_location_bit(second);
-        CHECK_OK(mm_range_change_accessed_by(world.cu, range, both, from, &st), &st);
-        world.cu->MemAdvise = advise_one_member;
-        if (way < 2) {
-            CHECK_OK(mm_range_change_accessed_by(world.cu, range, from, both, &st), &st);
-        } else {
-            advise(range, CU_MEM_ADVISE_SET_ACCESSED_BY, mm_host());
-        }
-        world.cu->MemAdvise = kept_advise;
-        CHECK_OK(mm_range_accessed_by(world.cu, range, &now, &st), &st);
-        CHECK_EQUAL(now, both);
-    }
-    mm_memory_release(m);
-}
-
 /* A driver during whose call another thread removes a member. */
 static CUresult
 advise_beside_a_removal(CUdeviceptr start, size_t size, CUmem_advise advice,

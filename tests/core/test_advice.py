@@ -51,10 +51,6 @@ class TestReadsBack:
     def test_over_any_mixture(self, alloc, members, seed):
         self.check(alloc, members, seed)
 
-    def test_over_a_mixture_that_lacked_a_member(self, alloc, members):
-        """On an H200 with one visible device, a query lacked a member that it had before."""
-        self.check(alloc, members, 12491879004)
-
     def check(self, alloc, members, seed):
         rng = random.Random(seed)
         buffer = alloc(64 * PAGE)
@@ -72,6 +68,8 @@ class TestReadsBack:
             assert whole.preferred_location is place
             whole.accessed_by |= set(members)
             assert whole.accessed_by == set(members)
+            assert whole.read_mostly is True
+            assert whole.preferred_location is place
             managedmem.advise([whole, buffer], "set_preferred_location", [places[0], places[-1]])
             assert buffer.preferred_location is places[-1]
 
@@ -98,6 +96,83 @@ class TestReadsBack:
         assert part.preferred_location is None
         managedmem.MigrationPolicy.prefer(Host()).apply(part)
         assert part.preferred_location is Host()
+
+
+def random_pages(alloc, members, rng):
+    """A buffer whose pages have random advice and prefetches, some of them alike."""
+    buffer = alloc(64 * PAGE)
+    places = [*Device.all(), Host()]
+    for part in parts_of(buffer, rng):
+        part.read_mostly = rng.random() < 0.7
+        part.preferred_location = rng.choice([places[0], places[0], places[-1], None])
+        part.accessed_by = rng.sample(members, rng.choice([0, 1, len(members)]))
+        part.prefetch(rng.choice([places[0], places[0], places[-1]]))
+    return buffer
+
+
+def shared_by(pages):
+    """The advice and the last prefetch that all pages have."""
+    preferred = {page.preferred_location for page in pages}
+    prefetched = {page.last_prefetch_location for page in pages}
+    return (
+        all(page.read_mostly for page in pages),
+        preferred.pop() if len(preferred) == 1 else None,
+        set.intersection(*(set(page.accessed_by) for page in pages)),
+        prefetched.pop() if len(prefetched) == 1 else None,
+    )
+
+
+class TestRanges:
+    """Where a range begins inside of what drivers keep as one, their queries pass over pages."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_have_what_all_their_pages_have(self, alloc, members, seed):
+        rng = random.Random(seed)
+        buffer = random_pages(alloc, members, rng)
+        pages = [buffer.range(i * PAGE, PAGE) for i in range(64)]
+        for _ in range(60):
+            first = rng.randrange(64)
+            count = rng.choice([2, 5, rng.randrange(1, 65)])
+            part = buffer[first * PAGE :][: count * PAGE]
+            told = (part.read_mostly, part.preferred_location, set(part.accessed_by))
+            wanted = shared_by(pages[first : first + count])
+            assert (*told, part.last_prefetch_location) == wanted, (first, count)
+
+    def test_lack_what_one_page_lacks(self, alloc, device0, members):
+        buffer = alloc(6 * PAGE)
+        for part in (buffer[: 3 * PAGE], buffer[4 * PAGE :]):
+            part.read_mostly, part.accessed_by = True, members
+            part.preferred_location = device0
+            part.prefetch(device0)
+        part = buffer[PAGE:]
+        assert part.read_mostly is False
+        assert part.preferred_location is part.last_prefetch_location is None
+        assert part.accessed_by == set()
+
+    def test_keep_advice_while_other_advice_is_given(self, alloc, members):
+        """Where records were left out unseen, one of twenty properties was lost here."""
+        rng = random.Random(len(members))
+        for _ in range(20):
+            buffer = random_pages(alloc, members, rng)
+            first = rng.randrange(60)
+            part = buffer.range(first * PAGE, rng.randrange(1, 65 - first) * PAGE)
+            wanted = {
+                "read_mostly": True,
+                "preferred_location": rng.choice([*Device.all(), Host()]),
+                "accessed_by": set(members),
+            }
+            for name in rng.sample(sorted(wanted), 3):
+                setattr(part, name, wanted[name])
+            assert {name: getattr(part, name) for name in wanted} == wanted
+            buffer.close()
+
+    def test_behind_many_gaps_read_as_the_driver_says(self, alloc):
+        """The search for the border ends after a while."""
+        buffer = alloc(600 * PAGE)
+        for page in range(1, 512, 2):
+            buffer.range(page * PAGE, PAGE).read_mostly = True
+        buffer[512 * PAGE :].read_mostly = True
+        assert buffer[513 * PAGE :].read_mostly is True
 
 
 class TestReadMostly:

@@ -10,7 +10,7 @@ import pytest
 
 import managedmem
 from calls import range_queries
-from constants import EMULATED, MIB, PAGE
+from constants import MIB, PAGE
 from contents import contents
 from driver import device_memory
 from managedmem import Device, Host, ManagedBuffer, emulator
@@ -171,19 +171,17 @@ class TestPageRuns:
             cut = rng.choice([0, 0, 1, PAGE // 2 - 1])
             part = buffer.range(first * PAGE + cut, (last - first) * PAGE - 2 * cut)
             each = [buffer.range(i * PAGE, PAGE) for i in range(first, last)]
-            # For ranges, drivers record only what is set; the rest goes page by page. On an H200,
-            # pages of a range differed where some had its advice, and members were dropped again.
-            setting = [part] if EMULATED else each
+            # For ranges, drivers record only what is set; the rest goes page by page.
             place = rng.choice(places)
             match rng.randrange(6):
                 case 0:
                     value = rng.random() < 0.7
-                    for one in setting if value else each:
+                    for one in [part] if value else each:
                         one.read_mostly = value
                     change = {"read_mostly": value}
                 case 1:
                     value = rng.choice([place, place, None])
-                    for one in setting if value else each:
+                    for one in [part] if value else each:
                         one.preferred_location = value
                     change = {"preferred_location": value}
                 case 2:
@@ -193,7 +191,7 @@ class TestPageRuns:
                 case kind:
                     member = rng.choice(members)
                     adds = kind < 5
-                    for one in setting if adds else each:
+                    for one in [part] if adds else each:
                         (one.accessed_by.add if adds else one.accessed_by.discard)(member)
                     for i in range(first, last):
                         had = pages[i].accessed_by

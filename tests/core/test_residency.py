@@ -227,7 +227,7 @@ class TestPrefetchHints:
         )
 
     @pytest.mark.emulator_only
-    def test_cost_one_query_where_pages_are_alike(self, alloc):
+    def test_cost_two_queries_where_pages_are_alike(self, alloc):
         buffer = alloc(SIZE)
         store(buffer)
         with emulator.recording() as calls:
@@ -236,13 +236,17 @@ class TestPrefetchHints:
         buffer[SIZE // 2 :].prefetch(Device(0))
         with emulator.recording() as calls:
             buffer.residency()
-        assert [call.name for call in calls] == ["cuMemRangeGetAttributes"]
+        assert [call.name for call in calls] == [
+            "cuMemRangeGetAttributes",
+            "cuMemRangeGetAttribute",
+        ]
         with emulator.recording() as calls:
             managedmem.residency([buffer, buffer[:PAGE], CudaArray(buffer)])
         names = [call.name for call in calls]
         assert names.count("cuMemRangeGetAttributes") == 2
+        assert names.count("cuMemRangeGetAttribute") == 2
         assert names.count("cuPointerGetAttributes") == 1
-        assert len(names) == 3
+        assert len(names) == 5
 
     @pytest.mark.emulator_only
     def test_of_numa_hosts(self, alloc):

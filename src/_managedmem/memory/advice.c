@@ -16,188 +16,42 @@ mm_same_policy(const mm_policy *a, const mm_policy *b)
            && a->accessed_by == b->accessed_by;
 }
 
-/* --- queries ---------------------------------------------------------------------------- */
+/* --- records of advice ------------------------------------------------------------------ */
 
-static int
-query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
-                      size_t count, mm_status *st)
-{
-    CUresult code;
-
-    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttribute, st, out,
-               count * sizeof *out, attribute, range.start, range.size);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
-        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
-    }
-    return 0;
-}
-
-_Static_assert(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
-                       == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE + 1
-                   && CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID
-                          == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE + 1,
-               "the id of a location follows its type");
-
-CUresult
-mm_range_query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, int answers[2])
-{
-    CUmem_range_attribute attributes[] = {type, (CUmem_range_attribute)(type + 1)};
-    void *out[] = {&answers[0], &answers[1]};
-    size_t sizes[] = {sizeof *answers, sizeof *answers};
-
-    assert(mm_in_scope());
-    return cu->MemRangeGetAttributes(out, sizes, attributes, 2, range.start, range.size);
-}
-
-/* Queries again if the record changed between type and id. */
-static int
-query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, CUmemLocation *location,
-               mm_status *st)
-{
-    enum { MOST_QUERIES = 8 };
-    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
-    CUresult code;
-    int queries = 0;
-
-    if (range.size == 0) {
-        *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
-        return 0;
-    }
-    do {
-        MM_RUN_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, st,
-                  mm_range_query_location(cu, range, type, answers));
-        if (code != CUDA_SUCCESS) {
-            (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
-            return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
-        }
-        *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
-    } while ((int)location->type != answers[0] && ++queries < MOST_QUERIES);
-    return 0;
-}
-
-int
-mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
-{
-    int answer = 0;
-
-    if (range.size > 0
-        && query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &answer, 1, st)
-               < 0) {
-        return -1;
-    }
-    *on = answer != 0;
-    return 0;
-}
-
-int
-mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
-{
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, location, st);
-}
-
-int
-mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
-{
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, location,
-                          st);
-}
-
-/* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
-size_t
-mm_accessed_by_capacity(const mm_driver *cu)
-{
-    assert(cu->device_count >= 1 && cu->device_count <= MM_MAX_DEVICES);
-    return (size_t)cu->device_count + 1;
-}
-
-mm_location_set
-mm_accessed_by_set(const int *ordinals, size_t count)
-{
-    mm_location_set set = 0;
-
-    assert(count <= MM_MAX_DEVICES + 1);
-    for (size_t i = 0; i < count; i++) {
-        if (ordinals[i] == CU_DEVICE_CPU) {
-            set |= mm_location_bit(mm_host());
-        } else if (ordinals[i] >= 0) {
-            set |= mm_location_bit(mm_location(CU_MEM_LOCATION_TYPE_DEVICE, ordinals[i]));
-        }
-    }
-    return set;
-}
-
-MM_GUARD_ARRAYS int
-mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
-{
-    int ordinals[MM_MAX_DEVICES + 1];
-    size_t count = mm_accessed_by_capacity(cu);
-
-    *set = 0;
-    if (range.size == 0) {
-        return 0;
-    }
-    if (query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count, st)
-        < 0) {
-        return -1;
-    }
-    *set = mm_accessed_by_set(ordinals, count);
-    return 0;
-}
-
-/* --- records ---------------------------------------------------------------------------- */
-
-/* One query of a record, in the caller's scope. */
-static CUresult
-query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
-             size_t count)
-{
-    assert(mm_in_scope());
-    return cu->MemRangeGetAttribute(out, count * sizeof *out, attribute, range.start, range.size);
-}
-
-/* The recorded members; false if the query fails. */
-MM_GUARD_ARRAYS static bool
-query_members(mm_driver *cu, mm_range range, mm_location_set *members)
-{
-    size_t count = mm_accessed_by_capacity(cu);
-    int ordinals[MM_MAX_DEVICES + 1];
-    CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count);
-
-    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(ordinals, count) : 0;
-    return code == CUDA_SUCCESS;
-}
-
-/* The next three are true if the record agrees, or if the query fails. */
+_Static_assert(CU_MEM_ADVISE_SET_READ_MOSTLY % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_READ_MOSTLY == CU_MEM_ADVISE_SET_READ_MOSTLY + 1
+                   && CU_MEM_ADVISE_SET_PREFERRED_LOCATION % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION
+                          == CU_MEM_ADVISE_SET_PREFERRED_LOCATION + 1
+                   && CU_MEM_ADVISE_SET_ACCESSED_BY % 2 == 1
+                   && CU_MEM_ADVISE_UNSET_ACCESSED_BY == CU_MEM_ADVISE_SET_ACCESSED_BY + 1,
+               "advices that set are odd, and each is followed by the one that unsets");
 
 static bool
-prefers_node(mm_driver *cu, mm_range range, CUmemLocation location)
+is_setting(CUmem_advise advice)
 {
-    int answers[2] = {0};
-
-    return mm_range_query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE,
-                                   answers)
-               != CUDA_SUCCESS
-           || (answers[0] == (int)location.type && answers[1] == location.id);
+    return advice % 2 == 1;
 }
 
-/* A device is queried as one number; that number does not distinguish the kinds of host. */
-static bool
-prefers_location(mm_driver *cu, mm_range range, CUmemLocation location)
+static CUmem_advise
+setting_advice(CUmem_advise advice)
 {
-    int answer = 0;
+    return is_setting(advice) ? advice : (CUmem_advise)(advice - 1);
+}
 
-    if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, &answer, 1)
-                   != CUDA_SUCCESS
-               || answer == location.id;
+/* The record that setting advice makes. */
+static mm_record
+record_of(CUmem_advise advice, CUmemLocation location)
+{
+    assert(is_setting(advice));
+    switch (advice) {
+    case CU_MEM_ADVISE_SET_READ_MOSTLY:
+        return (mm_record){CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, location};
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
+        return (mm_record){CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, location};
+    default:
+        return (mm_record){CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, location};
     }
-    if (location.type == CU_MEM_LOCATION_TYPE_HOST) {
-        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, &answer, 1)
-                   != CUDA_SUCCESS
-               || answer == CU_MEM_LOCATION_TYPE_HOST;
-    }
-    return prefers_node(cu, range, location);
 }
 
 /* Always true for advice that unsets: a query cannot tell whether all pages lack the advice or only
@@ -205,45 +59,13 @@ prefers_location(mm_driver *cu, mm_range range, CUmemLocation location)
 static bool
 is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
-    mm_location_set members;
-    int on = 0;
+    mm_record r;
 
-    assert(range.size > 0);
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-        return query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &on, 1) != CUDA_SUCCESS
-               || on != 0;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-        return prefers_location(cu, range, location);
-    case CU_MEM_ADVISE_SET_ACCESSED_BY:
-        return !query_members(cu, range, &members) || (members & mm_location_bit(location)) != 0;
-    default:
+    if (!is_setting(advice)) {
         return true;
     }
-}
-
-/* Bisects for the first page without a record of the advice. There must be one. */
-static CUdeviceptr
-first_not_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
-{
-    CUdeviceptr page = mm_page_size(), from = range.start, to = mm_range_end(range);
-
-    for (;;) {
-        CUdeviceptr middle = (from + (to - from) / 2) / page * page;
-        if (middle <= from) {
-            middle = from / page * page + page;
-        }
-        if (middle >= to) {
-            return from;
-        }
-        range.start = from;
-        range.size = (size_t)(middle - from);
-        if (is_recorded(cu, range, advice, location)) {
-            from = middle;
-        } else {
-            to = middle;
-        }
-    }
+    r = record_of(advice, location);
+    return mm_is_recorded(cu, range, r);
 }
 
 /* True if some pages lack the record of a NUMA node that was just advised. *location becomes that
@@ -281,8 +103,9 @@ readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     for (int n = 0;
          n < MOST_REPETITIONS && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, location);
          n++) {
-        CUdeviceptr from =
-            n % 2 == 0 ? range.start : first_not_recorded(cu, range, advice, location);
+        CUdeviceptr from = n % 2 == 0
+                               ? range.start
+                               : mm_first_without_record(cu, range, record_of(advice, location));
         code = cu->MemAdvise(from, (size_t)(end - from), advice, location);
     }
 }
@@ -301,44 +124,19 @@ mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_st
                                       st);
 }
 
-/* Gives advice to the pages without its record one by one, which changes no other record. */
-static void
-advise_unrecorded_pages(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
-{
-    enum { MOST_PAGES = 1024 };
-    CUdeviceptr end = mm_range_end(range);
-    CUresult code = CUDA_SUCCESS;
-
-    assert(mm_in_scope());
-    for (int n = 0;
-         n < MOST_PAGES && code == CUDA_SUCCESS && !is_recorded(cu, range, advice, location);
-         n++) {
-        mm_range page = {.start = first_not_recorded(cu, range, advice, location)};
-        page.size = (size_t)(end - page.start);
-        page = mm_first_page(page);
-        code = cu->MemAdvise(page.start, page.size, advice, location);
-    }
-}
-
-/* Repeats the advice of members until all of them read back. After a repetition for one member, a
- * query can lack another one, even one that it had before. So each round queries all of them, and
- * the last rounds go by page. */
 static void
 readvise_members(mm_driver *cu, mm_range range, mm_location_set members)
 {
-    enum { WHOLE_ROUNDS = 6, MOST_ROUNDS = 8 };
     mm_location_set now;
     CUmemLocation location;
 
-    for (int n = 0; n < MOST_ROUNDS && query_members(cu, range, &now); n++) {
-        mm_location_set missing = members & ~now;
-        if (missing == 0) {
-            return;
-        }
-        members |= n == 0 ? now : 0; /* not before: another thread may have removed some */
-        while (mm_next_location(&missing, &location)) {
-            (n < WHOLE_ROUNDS ? readvise_until_recorded : advise_unrecorded_pages)(
-                cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
+    if (!mm_query_members(cu, range, &now)) {
+        return;
+    }
+    while (mm_next_location(&members, &location)) {
+        mm_record r = {CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, location};
+        if ((now & mm_location_bit(location)) == 0 || !mm_record_is_everywhere(cu, range, r)) {
+            readvise_until_recorded(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
         }
     }
 }
@@ -349,9 +147,7 @@ advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemL
 {
     CUresult code = cu->MemAdvise(range.start, range.size, advice, location);
 
-    if (code == CUDA_SUCCESS && advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
-        readvise_members(cu, range, mm_location_bit(location));
-    } else if (code == CUDA_SUCCESS) {
+    if (code == CUDA_SUCCESS) {
         readvise_until_recorded(cu, range, advice, location);
     }
     return code;
@@ -365,27 +161,6 @@ fail_advice(mm_driver *cu, mm_range range, CUmemLocation location, CUresult code
 }
 
 /* --- restoring -------------------------------------------------------------------------- */
-
-_Static_assert(CU_MEM_ADVISE_SET_READ_MOSTLY % 2 == 1
-                   && CU_MEM_ADVISE_UNSET_READ_MOSTLY == CU_MEM_ADVISE_SET_READ_MOSTLY + 1
-                   && CU_MEM_ADVISE_SET_PREFERRED_LOCATION % 2 == 1
-                   && CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION
-                          == CU_MEM_ADVISE_SET_PREFERRED_LOCATION + 1
-                   && CU_MEM_ADVISE_SET_ACCESSED_BY % 2 == 1
-                   && CU_MEM_ADVISE_UNSET_ACCESSED_BY == CU_MEM_ADVISE_SET_ACCESSED_BY + 1,
-               "advices that set are odd, and each is followed by the one that unsets");
-
-static bool
-is_setting(CUmem_advise advice)
-{
-    return advice % 2 == 1;
-}
-
-static CUmem_advise
-setting_advice(CUmem_advise advice)
-{
-    return is_setting(advice) ? advice : (CUmem_advise)(advice - 1);
-}
 
 int
 mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
@@ -655,7 +430,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     if (rc < 0) {
         /* The failed call may have acted, because a driver may act and then report an earlier
          * error. So added members are queried, and all removed members are set again. */
-        (void)query_members(cu, range, &now); /* empty if the query fails */
+        (void)mm_query_members(cu, range, &now); /* empty if the query fails */
         unset_members(cu, range, added & (done | now));
         set_members(cu, range, range.allocation != 0 ? removed : 0); /* else they are not known */
     }

@@ -1,9 +1,9 @@
-/* advice.h: advice on one range: querying it, setting it so that it reads back, and restoring the
- * earlier advice after a failure. */
+/* advice.h: advice on one range: setting it so that it reads back, and restoring the earlier advice
+ * after a failure. */
 #ifndef MM_ADVICE_H
 #define MM_ADVICE_H
 
-#include "range.h"
+#include "driver_records.h"
 
 /* All advice on a page. */
 typedef struct {
@@ -13,30 +13,6 @@ typedef struct {
 } mm_policy;
 
 bool mm_same_policy(const mm_policy *a, const mm_policy *b);
-
-/* Queries. An empty range has no advice. */
-
-MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);
-
-/* The type is INVALID if unset or not the same on all pages. */
-MM_NODISCARD int mm_range_preferred_location(mm_driver *cu, mm_range range,
-                                             CUmemLocation *location, mm_status *st);
-MM_NODISCARD int mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location,
-                                        mm_status *st);
-
-/* The members that the accessed-by sets of all pages have. */
-MM_NODISCARD int mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set,
-                                      mm_status *st);
-
-/* One query of a location in the caller's scope, by the attribute of its type: answers[0] is the
- * type, answers[1] the id. */
-CUresult mm_range_query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type,
-                                 int answers[2]);
-
-/* For callers that query the attribute themselves: the capacity of the driver's list, and the set
- * of its members. */
-size_t mm_accessed_by_capacity(const mm_driver *cu);
-mm_location_set mm_accessed_by_set(const int *ordinals, size_t count);
 
 /* Advises a range, so that set advice also reads back. If the driver fails, even after it acted,
  * advice that all pages had is restored. Pages that differed keep their advice if the driver

@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "advice.h"
+#include "driver_records.h"
 #include "growth.h"
 
 /* A run that is being made, with addresses. */
@@ -100,7 +100,7 @@ hint_of(mm_places *places, CUmemLocation location)
 static int
 query_prefetch(const place_reader *reader, mm_span pages, mm_place_run *run, mm_status *st)
 {
-    mm_range range = {.start = pages.start, .size = (size_t)(pages.end - pages.start)};
+    mm_range range = {pages.start, (size_t)(pages.end - pages.start), reader->range.allocation};
     int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     CUmemLocation location;
     CUresult code;
@@ -114,6 +114,12 @@ query_prefetch(const place_reader *reader, mm_span pages, mm_place_run *run, mm_
         return -1;
     }
     location = mm_location_from_attributes(reader->cu->device_count, answers[0], answers[1]);
+    if ((int)location.type != CU_MEM_LOCATION_TYPE_INVALID
+        && !mm_record_is_everywhere(
+            reader->cu, range,
+            (mm_record){CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, location})) {
+        return 0;
+    }
     run->hint = hint_of(reader->places, location);
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
         run->evidence = MM_BY_PAGE_MAP_AND_PREFETCH;
