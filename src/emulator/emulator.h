@@ -219,6 +219,8 @@ bool emu_runs_next(const struct emu_runs *runs, size_t end, struct emu_part *par
 #define EMU_EACH_RUN(part, runs, from, to) \
     for (struct emu_part part = {.end = (from)}; emu_runs_next(runs, to, &(part));)
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
+/* The pages of the whole run with a page. */
+size_t emu_runs_length(const struct emu_runs *runs, size_t page);
 
 /* ---- page_map.c: the host's page table ---------------------------------------------------- */
 

@@ -145,8 +145,8 @@ common_policy(const struct emu_region *region, size_t first, size_t end)
 {
     struct emu_policy common = emu_runs_at(&region->records, first)->policy;
 
-    EMU_EACH_RUN(part, &region->records, first, end) {
-        const struct emu_policy *p = &part.value->policy;
+    for (size_t at = first; at < end; at += emu_runs_length(&region->records, at)) {
+        const struct emu_policy *p = &emu_runs_at(&region->records, at)->policy;
 
         common.read_mostly &= p->read_mostly;
         common.accessed_by &= p->accessed_by;

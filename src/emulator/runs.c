@@ -174,6 +174,14 @@ emu_runs_next(const struct emu_runs *runs, size_t end, struct emu_part *part)
     return true;
 }
 
+size_t
+emu_runs_length(const struct emu_runs *runs, size_t page)
+{
+    size_t i = run_index(runs, page);
+
+    return run_end(runs, i) - runs->run[i].first;
+}
+
 const union emu_value *
 emu_runs_at(const struct emu_runs *runs, size_t page)
 {

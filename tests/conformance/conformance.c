@@ -614,6 +614,7 @@ static const struct topic topics[] = {
     {"ignored locations", topic_ignored_locations, false, 1, 0},
     {"read-back", topic_read_back, false, 1, 0},
     {"records", topic_records, false, 1, 0},
+    {"queries of records", topic_record_queries, false, 1, 0},
     {"records of freed memory", topic_freed_records, false, 1, 0},
     {"prefetch checks", topic_prefetch_checks, false, 1, 0},
     {"range attributes", topic_range_attributes, false, 1, 0},

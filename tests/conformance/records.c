@@ -1,5 +1,5 @@
 /* What a driver's records say of the parts of a range that were told different things before, after
- * each of a few calls over the whole range. */
+ * each of a few calls over the whole range; and what queries of several records say. */
 #include "topics.h"
 
 #include <stdint.h>
@@ -102,6 +102,44 @@ topic_records(struct fixture *f)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         run_case(f, &cases[i]);
     }
+}
+
+/* One record of each of some parts, and a query of each range of parts: a line for each first part, a
+ * digit for each last one. A query that begins inside of a record can say what only some pages
+ * have. */
+static void
+show_queries(struct fixture *f, const char *label, CUmem_range_attribute attribute, int advice)
+{
+    static const unsigned char told[PARTS] = {1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1, 0};
+    CUdeviceptr a = managed((size_t)PARTS * PART);
+    int yes = attribute == CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY ? 1 : f->device;
+
+    printf("%s\n", label);
+    for (size_t i = 0; i < PARTS; i++) {
+        if (told[i]) {
+            tell(f, advice, a + i * PART, PART, f->dev);
+        }
+    }
+    for (size_t first = 0; first < PARTS; first++) {
+        printf("  from %2zu: ", first);
+        for (size_t last = first; last < PARTS; last++) {
+            int got = -77;
+            (void)cu.range_get(&got, sizeof got, attribute, a + first * PART,
+                               (last + 1 - first) * PART);
+            printf("%d", got == yes);
+        }
+        printf("\n");
+    }
+    cu.mem_free(a);
+}
+
+void
+topic_record_queries(struct fixture *f)
+{
+    show_queries(f, "read mostly", CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, 1);
+    show_queries(f, "preferred D", CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, 3);
+    show_queries(f, "accessed_by D", CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, 5);
+    show_queries(f, "prefetch D", CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, PREFETCH);
 }
 
 /* The records of an allocation in the place of a freed one. While a neighbour in the block lives,

@@ -26,6 +26,7 @@ void topic_capture_legacy(struct fixture *f);
 void topic_capture_mode(struct fixture *f);
 /* records.c */
 void topic_records(struct fixture *f);
+void topic_record_queries(struct fixture *f);
 void topic_freed_records(struct fixture *f);
 /* pools.c */
 void topic_pointers(struct fixture *f);
