@@ -214,6 +214,18 @@ class TestPlaces:
             assert handle.stats()["held"] <= BUDGET
         assert_same_module(model, twin)
 
+    def test_of_parameters_without_elements(self, on):
+        model = layers(on=on)
+        with mt.offload(model, DEVICE, budget=BUDGET) as handle:
+            model[0].register_parameter("nothing", nn.Parameter(torch.empty(0, device=on)))
+            model[1].register_buffer("none", torch.empty(0, 3, device=on))
+            before = model[0].nothing.device
+            for _ in range(2):
+                handle.refresh()
+                assert model[0].nothing.device == model[1].none.device == handle.device
+            model(batch(handle))
+        assert model[0].nothing.device == model[1].none.device == before
+
     def test_nothing_else_moves(self, on):
         model = layers(on=on)
         with mt.offload(model, DEVICE, budget=BUDGET) as handle:

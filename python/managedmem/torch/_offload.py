@@ -251,7 +251,7 @@ class Offload(Handle):
                         own, budget, optimizer, chosen, asked, read_only, self._suspendable
                     )
                     self._lanes.append(lane)
-                    lane.fill(own.module)
+                    lane.fill(own)
                     lane.watch(self._watch)
                 self._watch_hooks = self._watch.attach()
                 if self._watch_hooks:
@@ -398,6 +398,7 @@ class Offload(Handle):
         tensors = tensors_of(model)
         known = {id(t) for lane in self._lanes for *_, t in lane.present()}
         new = [(name, t) for name, t in tensors if id(t) not in known and t.numel()]
+        empty = [(name, t) for name, t in tensors if not t.numel()]
         if not new and self._layout == _layout_of(model):
             return
         self._layout = []  # until the end, even that of a call after an error
@@ -416,6 +417,8 @@ class Offload(Handle):
             with torch.inference_mode(False), torch.no_grad():
                 for lane, module, mine in shared_out:
                     parts.append((lane, lane.take_in(module, mine)))
+                for lane, _, mine in self._shared_out(model, tensors, empty):
+                    lane.move_empty(mine)
         finally:
             self._follow_model(model, tensors)
         for lane, arrived in parts:

@@ -83,8 +83,7 @@ class DeviceLane:
             own.module, all_blocks, self._written(), self.room, chosen, asked, read_only
         )
         self.moved: list[Moved] = []
-        # Tensors without elements are in no block: their replacements, and what they had before.
-        self._empty_changes = list(_empty_changes(own.tensors, own.target.place))
+        # Tensors without elements are in no block: what they had before.
         self._empty_before: list[tuple[Tensor, Tensor]] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
@@ -107,12 +106,17 @@ class DeviceLane:
         """The ids of the tensors that the optimizer trains."""
         return set() if self._share is None else {id(p) for p in self.share.trained}
 
-    def fill(self, model: nn.Module) -> None:
+    def fill(self, own: DeviceModule) -> None:
         """Move what stays to the device, and the other tensors home."""
-        before = [(tensor, tensor.data) for tensor, _ in self._empty_changes]
-        _swap(self._empty_changes)
-        self._empty_before = before
-        self._place(self.plan, model)
+        self.move_empty(own.tensors)
+        self._place(self.plan, own.module)
+
+    def move_empty(self, tensors: Found) -> None:
+        """Move the tensors without elements to the device."""
+        changes = list(_empty_changes(tensors, self.target.place))
+        before = [(tensor, tensor.data) for tensor, _ in changes]
+        _swap(changes)
+        self._empty_before += before
 
     def empty_returns(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The tensors without elements, with what they had before."""
@@ -409,7 +413,6 @@ class DeviceLane:
         self.announcer.sliced.clear()
         self.steps.clear()
         self.moved.clear()
-        self._empty_changes.clear()
         self._empty_before.clear()
         self.versions.forget()
 
