@@ -10,7 +10,7 @@ import pytest
 import libraries
 import managedmem
 from calls import advices
-from constants import ADVICES, EMULATED, PAGE
+from constants import ADVICES, EMULATED, MIB, PAGE
 from foreign_objects import (
     bindings_object,
     cupy_device,
@@ -166,13 +166,56 @@ class TestRanges:
             assert {name: getattr(part, name) for name in wanted} == wanted
             buffer.close()
 
-    def test_behind_many_gaps_read_as_the_driver_says(self, alloc):
-        """The search for the border ends after a while."""
-        buffer = alloc(600 * PAGE)
-        for page in range(1, 512, 2):
-            buffer.range(page * PAGE, PAGE).read_mostly = True
-        buffer[512 * PAGE :].read_mostly = True
-        assert buffer[513 * PAGE :].read_mostly is True
+    def test_lack_it_behind_many_gaps(self, alloc):
+        buffer = alloc(1700 * PAGE)
+        for first in range(0, 1600, 16):
+            buffer.range(first * PAGE, 15 * PAGE).read_mostly = True
+        buffer.range(1600 * PAGE, 40 * PAGE).read_mostly = True
+        buffer.range(1643 * PAGE, 50 * PAGE).read_mostly = True
+        part = buffer.range(1603 * PAGE, 80 * PAGE)
+        assert part.read_mostly is False
+        part.read_mostly = True
+        assert all(buffer.range(i * PAGE, PAGE).read_mostly for i in range(1603, 1683))
+
+    def test_lack_it_behind_a_neighbour_in_the_block(self, alloc):
+        """Small allocations share blocks, and what drivers keep as one can be of two of them."""
+        two = sorted((alloc(8 * PAGE), alloc(8 * PAGE)), key=lambda buffer: buffer.handle)
+        two[0].read_mostly = True
+        two[1][: 3 * PAGE].read_mostly = True
+        assert two[1].read_mostly is False
+        assert two[1].range(PAGE, 6 * PAGE).read_mostly is False
+        two[1].read_mostly = True
+        two[1].range(0, PAGE).preferred_location = Host()
+        assert two[1].read_mostly is True
+
+    @pytest.mark.emulator_only
+    def test_a_failed_query_is_told(self, alloc, device0):
+        buffer = alloc(2 * MIB)
+        for part in (buffer[: 60 * PAGE], buffer.range(64 * PAGE, 60 * PAGE)):
+            part.read_mostly = True
+            part.preferred_location = device0
+        part, failed = buffer.range(20 * PAGE, 100 * PAGE), 0
+        for name in ("read_mostly", "preferred_location"):
+            with emulator.recording() as calls:
+                getattr(part, name)
+            for n, call in enumerate(calls):
+                earlier = sum(c.name == call.name for c in calls[:n])
+                emulator.fail(call.name, earlier + 1, code=719)
+                with pytest.raises(managedmem.CUDAError, match=f"^{call.name} failed"):
+                    getattr(part, name)
+                failed += 1
+        assert failed > 8
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_refused_member_leaves_what_some_pages_have(self, alloc, after):
+        buffer = alloc(6 * PAGE)
+        buffer[: 3 * PAGE].accessed_by = buffer[4 * PAGE :].accessed_by = {Host()}
+        emulator.fail("cuMemAdvise", 1, after=after)
+        with pytest.raises(managedmem.CUDAError):
+            buffer[PAGE:].accessed_by.add(Host())
+        had = [Host() in buffer.range(i * PAGE, PAGE).accessed_by for i in range(6)]
+        assert had == [True, True, True, False, True, True]
 
 
 class TestReadMostly:

@@ -130,14 +130,12 @@ readvise_members(mm_driver *cu, mm_range range, mm_location_set members)
     mm_location_set now;
     CUmemLocation location;
 
-    if (!mm_query_members(cu, range, &now)) {
+    if (mm_recorded_members(cu, range, &now) != CUDA_SUCCESS) {
         return;
     }
+    members &= ~now;
     while (mm_next_location(&members, &location)) {
-        mm_record r = {CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, location};
-        if ((now & mm_location_bit(location)) == 0 || !mm_record_is_everywhere(cu, range, r)) {
-            readvise_until_recorded(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
-        }
+        readvise_until_recorded(cu, range, CU_MEM_ADVISE_SET_ACCESSED_BY, location);
     }
 }
 
@@ -430,7 +428,7 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     if (rc < 0) {
         /* The failed call may have acted, because a driver may act and then report an earlier
          * error. So added members are queried, and all removed members are set again. */
-        (void)mm_query_members(cu, range, &now); /* empty if the query fails */
+        (void)mm_recorded_members(cu, range, &now); /* empty if a query fails */
         unset_members(cu, range, added & (done | now));
         set_members(cu, range, range.allocation != 0 ? removed : 0); /* else they are not known */
     }

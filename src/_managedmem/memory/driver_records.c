@@ -3,13 +3,13 @@
  *
  * Driver 580 keeps adjacent pages with equal records as one node. A query steps from the node of
  * the first page by the length of each, and so passes over pages where it begins inside of a node
- * (conformance: queries of records). It can then say what only some pages have, never that pages
- * lack what all have. So a positive answer counts if the query begins a node. */
+ * (conformance: queries of records). It can then say that all pages have what some lack, never
+ * the reverse. So that answer counts only if the query begins a node, or is of one page. */
 #include "driver_records.h"
 
 #include <assert.h>
 
-/* --- records ---------------------------------------------------------------------------- */
+/* --- one query -------------------------------------------------------------------------- */
 
 CUresult
 mm_range_query_location(mm_driver *cu, mm_range range, CUmem_range_attribute type, int answers[2])
@@ -28,282 +28,12 @@ _Static_assert(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID
                           == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE + 1,
                "the id of a location follows its type");
 
-/* One query, in the caller's scope. */
 static CUresult
-query_record(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
-             size_t count)
+query_numbers(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
+              size_t count)
 {
     assert(mm_in_scope());
     return cu->MemRangeGetAttribute(out, count * sizeof *out, attribute, range.start, range.size);
-}
-
-MM_GUARD_ARRAYS bool
-mm_query_members(mm_driver *cu, mm_range range, mm_location_set *members)
-{
-    size_t count = mm_accessed_by_capacity(cu);
-    int ordinals[MM_MAX_DEVICES + 1];
-    CUresult code = query_record(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count);
-
-    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(ordinals, count) : 0;
-    return code == CUDA_SUCCESS;
-}
-
-/* True if the query fails. A device is queried as one number; that number does not distinguish the
- * kinds of host, and the id of a host is recorded in two forms. */
-static bool
-location_reads_back(mm_driver *cu, mm_range range, mm_record r)
-{
-    CUmem_range_attribute type = r.attribute == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
-                                     ? CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
-                                     : CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE;
-    int answers[2] = {0};
-
-    if (r.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        return query_record(cu, range, r.attribute, answers, 1) != CUDA_SUCCESS
-               || answers[0] == r.location.id;
-    }
-    if (r.location.type == CU_MEM_LOCATION_TYPE_HOST) {
-        return query_record(cu, range, type, answers, 1) != CUDA_SUCCESS
-               || answers[0] == CU_MEM_LOCATION_TYPE_HOST;
-    }
-    return mm_range_query_location(cu, range, type, answers) != CUDA_SUCCESS
-           || (answers[0] == (int)r.location.type && answers[1] == r.location.id);
-}
-
-/* The answer of one query, or true if it fails. */
-static bool
-reads_back(mm_driver *cu, mm_range range, mm_record r)
-{
-    mm_location_set members;
-    int on = 0;
-
-    assert(range.size > 0);
-    switch (r.attribute) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
-        return query_record(cu, range, r.attribute, &on, 1) != CUDA_SUCCESS || on != 0;
-    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
-        return !mm_query_members(cu, range, &members)
-               || (members & mm_location_bit(r.location)) != 0;
-    default:
-        assert(r.attribute == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
-               || r.attribute == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION);
-        return location_reads_back(cu, range, r);
-    }
-}
-
-/* True if no query of the range can pass over pages: it has only one, or begins its allocation. */
-static bool
-is_exact(mm_range range)
-{
-    CUdeviceptr page = mm_page_size(), first = range.start / page;
-
-    return range.allocation == 0 || first == (mm_range_end(range) - 1) / page
-           || first == range.allocation / page;
-}
-
-/* The page before a range that does not begin its allocation. */
-static mm_range
-page_before(mm_range range)
-{
-    CUdeviceptr page = mm_page_size(), end = range.start / page * page;
-    CUdeviceptr start = end - page > range.allocation ? end - page : range.allocation;
-
-    assert(!is_exact(range));
-    return (mm_range){start, (size_t)(end - start), range.allocation};
-}
-
-/* The middle of a range at the border of a page; its start if it is one page. */
-static CUdeviceptr
-middle_page(mm_range range)
-{
-    CUdeviceptr page = mm_page_size(), middle = (range.start + range.size / 2) / page * page;
-
-    if (middle <= range.start) {
-        middle = range.start / page * page + page;
-    }
-    return middle < mm_range_end(range) ? middle : range.start;
-}
-
-/* The first page without a record. Some page lacks it, and no query from the start passes over
- * one. */
-static CUdeviceptr
-first_lacking(mm_driver *cu, mm_range range, mm_record r)
-{
-    mm_range rest = range;
-
-    for (CUdeviceptr middle; (middle = middle_page(rest)) != rest.start;) {
-        mm_range first = {range.start, (size_t)(middle - range.start), range.allocation};
-        bool whole = reads_back(cu, first, r);
-        CUdeviceptr end = whole ? mm_range_end(rest) : middle;
-        rest.start = whole ? middle : rest.start;
-        rest.size = (size_t)(end - rest.start);
-    }
-    return rest.start;
-}
-
-/* A page behind one that has the record, where the last page of the range has it and the first one
- * lacks it. */
-static CUdeviceptr
-border_behind(mm_driver *cu, mm_range range, mm_record r)
-{
-    for (CUdeviceptr middle; (middle = middle_page(range)) != range.start;) {
-        CUdeviceptr end = mm_range_end(range);
-        mm_range page = {middle, (size_t)(end - middle), range.allocation};
-        if (reads_back(cu, mm_first_page(page), r)) {
-            range.size = (size_t)(middle - range.start);
-        } else {
-            range.start = middle;
-            range.size = (size_t)(end - middle);
-        }
-    }
-    return mm_range_end(range);
-}
-
-/* Adds pages before a range that have the record, so that no query from the start passes over
- * pages: it must be the first page of what the driver keeps as one, which is known where the page
- * before it lacks the record. Gives up where there are many gaps. */
-static mm_range
-extended_to_border(mm_driver *cu, mm_range range, mm_record r)
-{
-    enum { MOST_GAPS = 64 };
-    mm_range more = {.start = range.allocation, .allocation = range.allocation};
-
-    if (is_exact(range) || !reads_back(cu, page_before(range), r)) {
-        return range;
-    }
-    for (int n = 0; n < MOST_GAPS && more.start < range.start; n++) {
-        more.size = (size_t)(range.start - more.start);
-        if (reads_back(cu, more, r)) {
-            more.size += range.size;
-            return more;
-        }
-        more.start = first_lacking(cu, more, r);
-        more.size = (size_t)(range.start - more.start);
-        more.start = border_behind(cu, more, r);
-    }
-    return range;
-}
-
-bool
-mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r)
-{
-    mm_range more = extended_to_border(cu, range, r);
-
-    return more.start == range.start || reads_back(cu, more, r);
-}
-
-bool
-mm_is_recorded(mm_driver *cu, mm_range range, mm_record r)
-{
-    return reads_back(cu, range, r) && mm_record_is_everywhere(cu, range, r);
-}
-
-CUdeviceptr
-mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
-{
-    CUdeviceptr first = first_lacking(cu, extended_to_border(cu, range, r), r);
-
-    return first > range.start ? first : range.start;
-}
-
-/* mm_record_is_everywhere, in a scope of its own. */
-static int
-check_everywhere(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
-                 CUmemLocation location, bool *whole, mm_status *st)
-{
-    mm_scope scope;
-
-    *whole = true;
-    if (is_exact(range)) {
-        return 0;
-    }
-    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
-        return -1;
-    }
-    *whole = mm_record_is_everywhere(cu, range, (mm_record){attribute, location});
-    mm_scope_leave(&scope);
-    return 0;
-}
-
-/* --- queries ---------------------------------------------------------------------------- */
-
-static int
-query_range_attribute(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, int *out,
-                      size_t count, mm_status *st)
-{
-    CUresult code;
-
-    MM_CALL_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, MemRangeGetAttribute, st, out,
-               count * sizeof *out, attribute, range.start, range.size);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuMemRangeGetAttribute", (int)code);
-        return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
-    }
-    return 0;
-}
-
-/* Queries again if the record changed between type and id. */
-static int
-query_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
-               CUmem_range_attribute type, CUmemLocation *location, mm_status *st)
-{
-    enum { MOST_QUERIES = 8 };
-    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
-    CUresult code;
-    bool whole = true;
-    int queries = 0;
-
-    if (range.size == 0) {
-        *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
-        return 0;
-    }
-    do {
-        MM_RUN_IN(code, mm_scope_enter, MM_ANY_DEVICE, cu, st,
-                  mm_range_query_location(cu, range, type, answers));
-        if (code != CUDA_SUCCESS) {
-            (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
-            return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
-        }
-        *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
-    } while ((int)location->type != answers[0] && ++queries < MOST_QUERIES);
-    if ((int)location->type != CU_MEM_LOCATION_TYPE_INVALID
-        && check_everywhere(cu, range, attribute, *location, &whole, st) < 0) {
-        return -1;
-    }
-    if (!whole) {
-        *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
-    }
-    return 0;
-}
-
-int
-mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
-{
-    int answer = 0;
-
-    if (range.size > 0
-        && query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, &answer, 1, st)
-               < 0) {
-        return -1;
-    }
-    *on = answer != 0;
-    return answer == 0 ? 0
-                       : check_everywhere(cu, range, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, mm_host(),
-                                          on, st);
-}
-
-int
-mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
-{
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
-                          CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, location, st);
-}
-
-int
-mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
-{
-    return query_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
-                          CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, location, st);
 }
 
 /* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
@@ -330,30 +60,426 @@ mm_accessed_by_set(const int *ordinals, size_t count)
     return set;
 }
 
-MM_GUARD_ARRAYS int
+MM_GUARD_ARRAYS static CUresult
+query_members(mm_driver *cu, mm_range range, mm_location_set *members)
+{
+    size_t count = mm_accessed_by_capacity(cu);
+    int ordinals[MM_MAX_DEVICES + 1];
+    CUresult code = query_numbers(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count);
+
+    *members = code == CUDA_SUCCESS ? mm_accessed_by_set(ordinals, count) : 0;
+    return code;
+}
+
+/* A device is queried as one number; that number does not distinguish the kinds of host, and the id
+ * of a host is recorded in two forms. */
+static CUresult
+query_location_is(mm_driver *cu, mm_range range, mm_record r, bool *is)
+{
+    CUmem_range_attribute type = r.attribute == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
+                                     ? CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE
+                                     : CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE;
+    int answers[2] = {0};
+    CUresult code;
+
+    switch ((int)r.location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+        code = query_numbers(cu, range, r.attribute, answers, 1);
+        *is = answers[0] == r.location.id;
+        return code;
+    case CU_MEM_LOCATION_TYPE_HOST:
+        code = query_numbers(cu, range, type, answers, 1);
+        *is = answers[0] == CU_MEM_LOCATION_TYPE_HOST;
+        return code;
+    default:
+        code = mm_range_query_location(cu, range, type, answers);
+        *is = answers[0] == (int)r.location.type && answers[1] == r.location.id;
+        return code;
+    }
+}
+
+static CUresult
+query_record(mm_driver *cu, mm_range range, mm_record r, bool *has)
+{
+    mm_location_set members;
+    CUresult code;
+    int on = 0;
+
+    assert(range.size > 0);
+    switch (r.attribute) {
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
+        code = query_numbers(cu, range, r.attribute, &on, 1);
+        *has = on != 0;
+        return code;
+    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY:
+        code = query_members(cu, range, &members);
+        *has = (members & mm_location_bit(r.location)) != 0;
+        return code;
+    default:
+        assert(r.attribute == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION
+               || r.attribute == CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION);
+        return query_location_is(cu, range, r, has);
+    }
+}
+
+/* --- all pages -------------------------------------------------------------------------- */
+
+/* A search for pages without a record. After a failed query, all pages count as having it. */
+typedef struct {
+    mm_driver *cu;
+    mm_record record;
+    CUresult code; /* of the first query that failed */
+} record_search;
+
+/* The call of query_record(). */
+static const char *
+query_name(mm_record r)
+{
+    return mm_is_numa_host(r.location) ? "cuMemRangeGetAttributes" : "cuMemRangeGetAttribute";
+}
+
+static bool
+have(record_search *s, mm_range range)
+{
+    bool answer = true;
+
+    if (s->code == CUDA_SUCCESS) {
+        s->code = query_record(s->cu, range, s->record, &answer);
+    }
+    return s->code != CUDA_SUCCESS || answer;
+}
+
+static CUdeviceptr
+page_of(CUdeviceptr address)
+{
+    return address / mm_page_size() * mm_page_size();
+}
+
+/* The part of a range from an address on. */
+static mm_range
+rest_from(mm_range range, CUdeviceptr start)
+{
+    return (mm_range){start, (size_t)(mm_range_end(range) - start), range.allocation};
+}
+
+/* A page of an allocation; at its start, the part that belongs to it. */
+static mm_range
+one_page(CUdeviceptr page, CUdeviceptr allocation)
+{
+    CUdeviceptr start = page > allocation ? page : allocation;
+
+    return (mm_range){start, (size_t)(page + mm_page_size() - start), allocation};
+}
+
+/* True at the start of a block, which begins a node. Small allocations share blocks, and nodes with
+ * them. */
+static inline bool
+begins_block(CUdeviceptr address, CUdeviceptr allocation)
+{
+    enum { BLOCK = 2 << 20 };
+
+    return allocation % BLOCK == 0
+           && (address == allocation || address - allocation < mm_page_size());
+}
+
+/* True if the range is known to begin a node, because the page before it lacks the record. That
+ * page can be of a neighbour in the block. */
+static bool
+begins_node(record_search *s, mm_range range)
+{
+    CUdeviceptr page = page_of(range.start);
+    mm_range before = {page - mm_page_size(), mm_page_size(), range.allocation};
+    bool has = true;
+    CUresult code;
+
+    if (begins_block(range.start, range.allocation)) {
+        return true;
+    }
+    if (page > range.allocation) {
+        return !have(s, one_page(before.start, range.allocation));
+    }
+    code = query_record(s->cu, before, s->record, &has);
+    if (code != CUDA_ERROR_INVALID_VALUE && s->code == CUDA_SUCCESS) { /* that of freed memory */
+        s->code = code;
+    }
+    return code == CUDA_SUCCESS && !has;
+}
+
+/* The first page that lacks the record, or the end: by a query of each page. */
+static CUdeviceptr
+scan_for_record(record_search *s, mm_range range)
+{
+    CUdeviceptr end = mm_range_end(range);
+
+    while (range.start < end && s->code == CUDA_SUCCESS) {
+        mm_range page = mm_first_page(range);
+        if (!have(s, page)) {
+            return page.start;
+        }
+        range = rest_from(range, mm_range_end(page));
+    }
+    return end;
+}
+
+/* The first page that lacks the record, of a range that begins a node and has such a page. */
+static CUdeviceptr
+bisect_pages(record_search *s, mm_range range)
+{
+    CUdeviceptr from = range.start, to = mm_range_end(range);
+
+    for (;;) {
+        CUdeviceptr middle = page_of(from + (to - from) / 2);
+        if (middle <= from) {
+            middle = page_of(from) + mm_page_size();
+        }
+        if (middle >= to) {
+            return from;
+        }
+        range.size = (size_t)(middle - range.start);
+        if (have(s, range)) {
+            from = middle;
+        } else {
+            to = middle;
+        }
+    }
+}
+
+/* A page that has the record behind one that lacks it, from pages of which that is true. */
+static CUdeviceptr
+bisect_border(record_search *s, CUdeviceptr lacks, CUdeviceptr has, CUdeviceptr allocation)
+{
+    while (has - lacks > mm_page_size()) {
+        CUdeviceptr middle = page_of(lacks + (has - lacks) / 2);
+        if (have(s, one_page(middle, allocation))) {
+            has = middle;
+        } else {
+            lacks = middle;
+        }
+    }
+    return has;
+}
+
+/* A border that is near before a range whose first page has the record, by pages at twice the
+ * distance each time; the start of the allocation if all of them have it. */
+static CUdeviceptr
+nearest_border(record_search *s, mm_range range)
+{
+    CUdeviceptr first = page_of(range.allocation), start = page_of(range.start), has = start;
+
+    for (CUdeviceptr distance = mm_page_size(); has > first; distance *= 2) {
+        CUdeviceptr page = distance < start - first ? start - distance : first;
+        if (!have(s, one_page(page, range.allocation))) {
+            return bisect_border(s, page, has, range.allocation);
+        }
+        has = page;
+    }
+    return first;
+}
+
+/* Extends a range whose first page has the record by pages before it that have it as well, so that
+ * it begins a node. False if that is not found soon. */
+static bool
+extend_to_node(record_search *s, mm_range *range)
+{
+    enum { MOST_GAPS = 4 };
+    CUdeviceptr start = range->start, border = nearest_border(s, *range);
+
+    for (int n = 0; n < MOST_GAPS; n++) {
+        mm_range more = one_page(border, range->allocation);
+        if (border <= range->allocation && !begins_node(s, more)) {
+            return false;
+        }
+        more.size = more.start < start ? (size_t)(start - more.start) : 0;
+        if (more.size == 0 || have(s, more)) {
+            *range = rest_from(*range, more.size > 0 ? more.start : start);
+            return true;
+        }
+        border = bisect_pages(s, more);
+        if (!have(s, one_page(page_of(border), range->allocation))) {
+            border = bisect_border(s, page_of(border), page_of(start), range->allocation);
+        } /* else the pages differ, so that it begins a node */
+    }
+    return false;
+}
+
+/* True if all pages have the record, where one query says so that may have passed over some. */
+static MM_COLD bool
+have_all(record_search *s, mm_range range)
+{
+    enum { FEW = 32 };
+    CUdeviceptr start = range.start;
+    mm_range whole = {range.allocation, (size_t)(mm_range_end(range) - range.allocation),
+                      range.allocation};
+
+    if (page_of(start) == page_of(mm_range_end(range) - 1) || begins_node(s, range)
+        || (begins_block(range.allocation, range.allocation) && have(s, whole))) {
+        return true;
+    }
+    if (range.size <= FEW * mm_page_size() || !extend_to_node(s, &range)) {
+        return scan_for_record(s, range) == mm_range_end(range);
+    }
+    return range.start == start || have(s, range);
+}
+
+/* True if a query of the range passes over no page; false if that is to be found out. */
+static inline bool
+is_exact(mm_range range)
+{
+    return range.allocation == 0 || begins_block(range.start, range.allocation);
+}
+
+bool
+mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r, mm_query_failure *failure)
+{
+    record_search s = {cu, r, CUDA_SUCCESS};
+    bool all = is_exact(range) || have_all(&s, range);
+
+    *failure = (mm_query_failure){s.code, query_name(r)};
+    return all;
+}
+
+bool
+mm_is_recorded(mm_driver *cu, mm_range range, mm_record r)
+{
+    record_search s = {cu, r, CUDA_SUCCESS};
+    bool has = true;
+
+    if (query_record(cu, range, r, &has) != CUDA_SUCCESS) {
+        return true;
+    }
+    return has && (is_exact(range) || have_all(&s, range));
+}
+
+CUdeviceptr
+mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
+{
+    record_search s = {cu, r, CUDA_SUCCESS};
+    mm_range more = range;
+    CUdeviceptr found = range.start;
+
+    if (have(&s, mm_first_page(range))) {
+        found = begins_node(&s, range) || extend_to_node(&s, &more) ? bisect_pages(&s, more)
+                                                                    : scan_for_record(&s, range);
+    }
+    return found > range.start && found < mm_range_end(range) ? found : range.start;
+}
+
+/* --- queries ---------------------------------------------------------------------------- */
+
+static int
+fail_query(mm_driver *cu, mm_range range, const mm_query_failure *failure, mm_status *st)
+{
+    (void)mm_fail_call(st, failure->function, (int)failure->code);
+    return mm_range_diagnose(cu, range, mm_host(), MM_QUERY, st);
+}
+
+int
+mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
+{
+    mm_record r = {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, mm_host()};
+    mm_query_failure failure = {CUDA_SUCCESS, query_name(r)};
+    mm_scope scope;
+
+    *on = false;
+    if (range.size == 0) {
+        return 0;
+    }
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    failure.code = query_record(cu, range, r, on);
+    if (failure.code == CUDA_SUCCESS && *on) {
+        *on = mm_record_is_everywhere(cu, range, r, &failure);
+    }
+    mm_scope_leave(&scope);
+    return failure.code == CUDA_SUCCESS ? 0 : fail_query(cu, range, &failure, st);
+}
+
+/* Queries again if the record changed between type and id. */
+static void
+query_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
+               CUmem_range_attribute type, CUmemLocation *location, mm_query_failure *failure)
+{
+    enum { MOST_QUERIES = 8 };
+    int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0}, queries = 0;
+    bool all = true;
+
+    *failure = (mm_query_failure){CUDA_SUCCESS, "cuMemRangeGetAttributes"};
+    do {
+        failure->code = mm_range_query_location(cu, range, type, answers);
+        *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
+    } while (failure->code == CUDA_SUCCESS && (int)location->type != answers[0]
+             && ++queries < MOST_QUERIES);
+    if (failure->code == CUDA_SUCCESS && (int)location->type != CU_MEM_LOCATION_TYPE_INVALID) {
+        all = mm_record_is_everywhere(cu, range, (mm_record){attribute, *location}, failure);
+    }
+    if (!all) {
+        *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+    }
+}
+
+static int
+read_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
+              CUmem_range_attribute type, CUmemLocation *location, mm_status *st)
+{
+    mm_query_failure failure;
+    mm_scope scope;
+
+    *location = mm_location(CU_MEM_LOCATION_TYPE_INVALID, 0);
+    if (range.size == 0) {
+        return 0;
+    }
+    if (mm_scope_enter(&scope, cu, MM_ANY_DEVICE, st) < 0) {
+        return -1;
+    }
+    query_location(cu, range, attribute, type, location, &failure);
+    mm_scope_leave(&scope);
+    return failure.code == CUDA_SUCCESS ? 0 : fail_query(cu, range, &failure, st);
+}
+
+int
+mm_range_preferred_location(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
+{
+    return read_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
+                         CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, location, st);
+}
+
+int
+mm_range_last_prefetch(mm_driver *cu, mm_range range, CUmemLocation *location, mm_status *st)
+{
+    return read_location(cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION,
+                         CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, location, st);
+}
+
+CUresult
+mm_recorded_members(mm_driver *cu, mm_range range, mm_location_set *members)
+{
+    mm_query_failure failure = {query_members(cu, range, members), NULL};
+    mm_location_set left = *members;
+    CUmemLocation location;
+
+    while (failure.code == CUDA_SUCCESS && mm_next_location(&left, &location)) {
+        mm_record r = {CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, location};
+        if (!mm_record_is_everywhere(cu, range, r, &failure)) {
+            *members &= ~mm_location_bit(location);
+        }
+    }
+    if (failure.code != CUDA_SUCCESS) {
+        *members = 0;
+    }
+    return failure.code;
+}
+
+int
 mm_range_accessed_by(mm_driver *cu, mm_range range, mm_location_set *set, mm_status *st)
 {
-    int ordinals[MM_MAX_DEVICES + 1];
-    size_t count = mm_accessed_by_capacity(cu);
-    mm_location_set left;
-    CUmemLocation location;
+    mm_query_failure failure = {CUDA_SUCCESS, "cuMemRangeGetAttribute"};
 
     *set = 0;
     if (range.size == 0) {
         return 0;
     }
-    if (query_range_attribute(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, ordinals, count, st)
-        < 0) {
-        return -1;
-    }
-    *set = left = mm_accessed_by_set(ordinals, count);
-    while (mm_next_location(&left, &location)) {
-        bool whole;
-        if (check_everywhere(cu, range, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, location, &whole, st)
-            < 0) {
-            return -1;
-        }
-        *set &= whole ? *set : ~mm_location_bit(location);
-    }
-    return 0;
+    MM_RUN_IN(failure.code, mm_scope_enter, MM_ANY_DEVICE, cu, st,
+              mm_recorded_members(cu, range, set));
+    return failure.code == CUDA_SUCCESS ? 0 : fail_query(cu, range, &failure, st);
 }

@@ -35,18 +35,26 @@ typedef struct {
     CUmemLocation location;
 } mm_record;
 
-/* The next four are in the caller's scope. A query that fails counts as true. */
+/* The first query of several that failed, which ends them; or CUDA_SUCCESS. */
+typedef struct {
+    CUresult code;
+    const char *function;
+} mm_query_failure;
 
-/* True if all pages have the record. */
+/* The next four are in the caller's scope. */
+
+/* Where one query has said that all pages of a range have the record: false if it passed over a page
+ * that lacks it. */
+bool mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r,
+                             mm_query_failure *failure);
+
+/* True if all pages have the record, or if a query fails. */
 bool mm_is_recorded(mm_driver *cu, mm_range range, mm_record r);
-
-/* The same where one query has said so: false if it passed over a page without the record. */
-bool mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r);
 
 /* The first page without the record, where one lacks it. */
 CUdeviceptr mm_first_without_record(mm_driver *cu, mm_range range, mm_record r);
 
-/* The members in one query; false if it fails. */
-bool mm_query_members(mm_driver *cu, mm_range range, mm_location_set *members);
+/* The members that all pages have; none if a query fails. */
+CUresult mm_recorded_members(mm_driver *cu, mm_range range, mm_location_set *members);
 
 #endif

@@ -103,21 +103,23 @@ query_prefetch(const place_reader *reader, mm_span pages, mm_place_run *run, mm_
     mm_range range = {pages.start, (size_t)(pages.end - pages.start), reader->range.allocation};
     int answers[] = {CU_MEM_LOCATION_TYPE_INVALID, 0};
     CUmemLocation location;
-    CUresult code;
+    mm_query_failure failure = {CUDA_SUCCESS, "cuMemRangeGetAttributes"};
+    bool all = true;
 
     *run = (mm_place_run){.place = MM_PLACE_NOT_HOST, .evidence = MM_BY_PAGE_MAP};
-    code = mm_range_query_location(reader->cu, range,
-                                   CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, answers);
-    if (code != CUDA_SUCCESS) {
-        (void)mm_fail_call(st, "cuMemRangeGetAttributes", (int)code);
+    failure.code = mm_range_query_location(
+        reader->cu, range, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, answers);
+    location = mm_location_from_attributes(reader->cu->device_count, answers[0], answers[1]);
+    if (failure.code == CUDA_SUCCESS && (int)location.type != CU_MEM_LOCATION_TYPE_INVALID) {
+        mm_record r = {CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, location};
+        all = mm_record_is_everywhere(reader->cu, range, r, &failure);
+    }
+    if (failure.code != CUDA_SUCCESS) {
+        (void)mm_fail_call(st, failure.function, (int)failure.code);
         (void)mm_range_diagnose(reader->cu, reader->range, mm_host(), MM_QUERY, st);
         return -1;
     }
-    location = mm_location_from_attributes(reader->cu->device_count, answers[0], answers[1]);
-    if ((int)location.type != CU_MEM_LOCATION_TYPE_INVALID
-        && !mm_record_is_everywhere(
-            reader->cu, range,
-            (mm_record){CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, location})) {
+    if (!all) {
         return 0;
     }
     run->hint = hint_of(reader->places, location);
