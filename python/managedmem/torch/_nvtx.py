@@ -118,7 +118,7 @@ replace(DeviceLane, "_make_parts", _make_parts)
 replace(FramedPart, "acquire", _acquire)
 replace(FramedPart, "release", _release)
 # Not around offload(), whose warnings name the line of its caller.
-_around(DeviceLane, "fill", lambda _, model: f"offload {type(model).__name__}")
+_around(DeviceLane, "fill", lambda _, own: f"offload {type(own.module).__name__}")
 _around(DeviceLane, "take_in", lambda _, model, __: f"refresh {type(model).__name__}")
 _around(Target, "wait", lambda target: f"wait {target.device}")
 
