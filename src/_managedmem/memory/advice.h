@@ -41,8 +41,7 @@ typedef struct {
     CUmemLocation location; /* if whole, the location of that advice */
 } mm_advice_before;
 
-/* Queries it with one call. For system memory, which cannot be queried, succeeds with `whole`
- * false. */
+/* Queries it. For system memory, which cannot be queried, succeeds with `whole` false. */
 MM_NODISCARD int mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice,
                                  CUmemLocation location, mm_advice_before *before, mm_status *st);
 

@@ -199,7 +199,8 @@ begins_node(record_search *s, mm_range range)
         return !have(s, one_page(before.start, range.allocation));
     }
     code = query_record(s->cu, before, s->record, &has);
-    if (code != CUDA_ERROR_INVALID_VALUE && s->code == CUDA_SUCCESS) { /* that of freed memory */
+    /* Freed memory cannot be queried, which says nothing of the range. */
+    if (code != CUDA_ERROR_INVALID_VALUE && s->code == CUDA_SUCCESS) {
         s->code = code;
     }
     return code == CUDA_SUCCESS && !has;
@@ -297,7 +298,7 @@ extend_to_node(record_search *s, mm_range *range)
         border = bisect_pages(s, more);
         if (!have(s, one_page(page_of(border), range->allocation))) {
             border = bisect_border(s, page_of(border), page_of(start), range->allocation);
-        } /* else the pages differ, so that it begins a node */
+        } /* else it has another form of the record, and begins a node */
     }
     return false;
 }
@@ -361,6 +362,7 @@ mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
         found = begins_node(&s, range) || extend_to_node(&s, &more) ? bisect_pages(&s, more)
                                                                     : scan_for_record(&s, range);
     }
+    /* Outside of the range if another thread has changed the records. */
     return found > range.start && found < mm_range_end(range) ? found : range.start;
 }
 
