@@ -278,48 +278,33 @@ nearest_border(record_search *s, mm_range range)
 }
 
 /* Extends a range whose first page has the record by pages before it that have it as well, so that
- * it begins a node. False if that is not found soon. */
+ * it begins a node. False if the nearest border is none, or lies before a gap. */
 static bool
 extend_to_node(record_search *s, mm_range *range)
 {
-    enum { MOST_GAPS = 4 };
-    CUdeviceptr start = range->start, border = nearest_border(s, *range);
+    mm_range before = one_page(nearest_border(s, *range), range->allocation);
 
-    for (int n = 0; n < MOST_GAPS; n++) {
-        mm_range more = one_page(border, range->allocation);
-        if (border <= range->allocation && !begins_node(s, more)) {
-            return false;
-        }
-        more.size = more.start < start ? (size_t)(start - more.start) : 0;
-        if (more.size == 0 || have(s, more)) {
-            *range = rest_from(*range, more.size > 0 ? more.start : start);
-            return true;
-        }
-        border = bisect_pages(s, more);
-        if (!have(s, one_page(page_of(border), range->allocation))) {
-            border = bisect_border(s, page_of(border), page_of(start), range->allocation);
-        } /* else it has another form of the record, and begins a node */
+    before.size = (size_t)(range->start - before.start);
+    if (!begins_node(s, rest_from(*range, before.start))
+        || (before.size > 0 && !have(s, before))) {
+        return false;
     }
-    return false;
+    *range = rest_from(*range, before.start);
+    return true;
 }
 
 /* True if all pages have the record, where one query says so that may have passed over some. */
 static MM_COLD bool
 have_all(record_search *s, mm_range range)
 {
-    enum { FEW = 32 };
-    CUdeviceptr start = range.start;
-    mm_range whole = {range.allocation, (size_t)(mm_range_end(range) - range.allocation),
-                      range.allocation};
+    mm_range whole = rest_from(range, range.allocation);
 
-    if (page_of(start) == page_of(mm_range_end(range) - 1) || begins_node(s, range)
-        || (begins_block(range.allocation, range.allocation) && have(s, whole))) {
+    if (page_of(range.start) == page_of(mm_range_end(range) - 1) || begins_node(s, range)
+        || (begins_block(whole.start, whole.allocation) && have(s, whole))) {
         return true;
     }
-    if (range.size <= FEW * mm_page_size() || !extend_to_node(s, &range)) {
-        return scan_for_record(s, range) == mm_range_end(range);
-    }
-    return range.start == start || have(s, range);
+    return extend_to_node(s, &range) ? have(s, range)
+                                     : scan_for_record(s, range) == mm_range_end(range);
 }
 
 /* True if a query of the range passes over no page; false if that is to be found out. */
@@ -359,8 +344,7 @@ mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
     CUdeviceptr found = range.start;
 
     if (have(&s, mm_first_page(range))) {
-        found = begins_node(&s, range) || extend_to_node(&s, &more) ? bisect_pages(&s, more)
-                                                                    : scan_for_record(&s, range);
+        found = extend_to_node(&s, &more) ? bisect_pages(&s, more) : scan_for_record(&s, range);
     }
     /* Outside of the range if another thread has changed the records. */
     return found > range.start && found < mm_range_end(range) ? found : range.start;
@@ -390,7 +374,7 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
         return -1;
     }
     failure.code = query_record(cu, range, r, on);
-    if (failure.code == CUDA_SUCCESS && *on) {
+    if (*on) {
         *on = mm_record_is_everywhere(cu, range, r, &failure);
     }
     mm_scope_leave(&scope);
