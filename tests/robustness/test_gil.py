@@ -114,6 +114,14 @@ OTHERS = {
         "a = empty(3 * 4096); a[4096:8192].accessed_by.add(Device(0))",
         "a.accessed_by.discard(Device(0))",
     ),
+    # The page before the view is queried, then many pages can be.
+    **{
+        f"{read} of many pages": ("a = empty(8 << 20)[65536:]", f"a.{read}")
+        for read in (
+            *("read_mostly", "preferred_location", "last_prefetch_location"),
+            *("accessed_by.copy()", "accessed_by.discard(Host())"),
+        )
+    },
     "close": ("a = empty(4096)", "a.close()"),
     "close on a stream": ("a, s = empty(4096), Stream()", "a.close(stream=s)"),
     "close a buffer of a pool": (

@@ -315,6 +315,14 @@ is_exact(mm_range range)
 }
 
 bool
+mm_range_may_be_searched(mm_range range)
+{
+    enum { MANY_PAGES = 64 };
+
+    return range.size > MANY_PAGES * mm_page_size() && !is_exact(range);
+}
+
+bool
 mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r, mm_query_failure *failure)
 {
     record_search s = {cu, r, CUDA_SUCCESS};

@@ -4,6 +4,9 @@
 
 #include "range.h"
 
+/* True if the next four may query each page of a range, of which there are many. */
+bool mm_range_may_be_searched(mm_range range);
+
 /* An empty range has no advice. */
 
 MM_NODISCARD int mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st);

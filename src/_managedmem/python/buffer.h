@@ -137,6 +137,11 @@ mm_buffer_leave(const mm_buffer_use *use)
     }
 }
 
+/* Around a query of the advice of a buffer that was entered. Detaches if that can take long; else
+ * returns NULL. The end leaves the buffer. */
+PyThreadState *mm_buffer_begin_query(const mm_buffer_use *use);
+void mm_buffer_end_query(const mm_buffer_use *use, PyThreadState *detached);
+
 /* A change of the advice on a range, with arguments of its own. */
 typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *arguments, mm_status *st);
 

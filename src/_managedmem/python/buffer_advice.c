@@ -15,13 +15,15 @@ mm_buffer_get_read_mostly(PyObject *op, void *Py_UNUSED(closure))
     mm_buffer_use use;
     mm_status st;
     bool on = false;
+    PyThreadState *detached;
     int rc;
 
     if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
+    detached = mm_buffer_begin_query(&use);
     rc = mm_range_read_mostly(use.cu, use.range, &on, &st);
-    mm_buffer_leave(&use);
+    mm_buffer_end_query(&use, detached);
     return rc < 0 ? mm_raise(b->state, &st) : PyBool_FromLong(on);
 }
 
@@ -78,14 +80,16 @@ get_location(PyObject *op, int (*read)(mm_driver *, mm_range, CUmemLocation *, m
     mm_buffer *b = mm_buffer_of(op);
     CUmemLocation location;
     mm_buffer_use use;
+    PyThreadState *detached;
     mm_status st;
     int rc;
 
     if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
         return NULL;
     }
+    detached = mm_buffer_begin_query(&use);
     rc = read(use.cu, use.range, &location, &st);
-    mm_buffer_leave(&use);
+    mm_buffer_end_query(&use, detached);
     return rc < 0 ? mm_raise(b->state, &st) : mm_location_object_new(b->state, location);
 }
 

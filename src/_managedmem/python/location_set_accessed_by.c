@@ -17,20 +17,25 @@ raise_buffer_closed(PyObject *owner)
     return mm_buffer_raise_closed(mm_buffer_of(owner));
 }
 
+/* Queries the members of a buffer that was entered, and leaves it. */
+static int
+query_and_leave(mm_buffer *b, const mm_buffer_use *use, mm_location_set *set)
+{
+    PyThreadState *detached = mm_buffer_begin_query(use);
+    mm_status st;
+    int rc = mm_range_accessed_by(use->cu, use->range, set, &st);
+
+    mm_buffer_end_query(use, detached);
+    return mm_raise_failure(b->state, rc, &st);
+}
+
 static int
 read_accessed_by(PyObject *owner, mm_location_set *set)
 {
     mm_buffer *b = mm_buffer_of(owner);
     mm_buffer_use use;
-    mm_status st;
-    int rc;
 
-    if (mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0) {
-        return -1;
-    }
-    rc = mm_range_accessed_by(use.cu, use.range, set, &st);
-    mm_buffer_leave(&use);
-    return mm_raise_failure(b->state, rc, &st);
+    return mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0 ? -1 : query_and_leave(b, &use, set);
 }
 
 /* The driver does not tell the advice of system memory. */
@@ -39,8 +44,6 @@ read_accessed_by_before(PyObject *owner, mm_location_set removed, mm_location_se
 {
     mm_buffer *b = mm_buffer_of(owner);
     mm_buffer_use use;
-    mm_status st;
-    int rc = 0;
 
     if (mm_buffer_enter(b, MM_ADVISE, NULL, &use) < 0) {
         return -1;
@@ -48,11 +51,10 @@ read_accessed_by_before(PyObject *owner, mm_location_set removed, mm_location_se
     if (use.range.allocation == 0 && use.range.size > 0) {
         mm_location_set devices = ((mm_location_set)1 << use.cu->device_count) - 1;
         *set = removed & (devices | mm_location_bit(mm_host()));
-    } else {
-        rc = mm_range_accessed_by(use.cu, use.range, set, &st);
+        mm_buffer_leave(&use);
+        return 0;
     }
-    mm_buffer_leave(&use);
-    return mm_raise_failure(b->state, rc, &st);
+    return query_and_leave(b, &use, set);
 }
 
 typedef struct {
