@@ -108,8 +108,13 @@ def test_under_distributed_data_parallel():
 
 @pytest.mark.timeout(300)
 def test_a_checkpoint_of_two_processes_is_resumed_by_one(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    subprocess.run([*command, shards.__file__, tmp_path / "saved"], check=True, timeout=240)
+    command = [sys.executable, "-X", "faulthandler", shards.__file__, tmp_path / "saved"]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     one, optimizer = sharded()
     other, reference = sharded()
     train(other, reference)

@@ -1,6 +1,6 @@
 """A model that fully_shard() divides among the processes of a group, its steps and its checkpoints.
 
-As a program, under torch.distributed.run: trains with offload_optimizer(), and saves in a folder.
+As a program, with a folder and a rank: trains with offload_optimizer() as one of two, and saves there.
 """
 
 import sys
@@ -48,8 +48,9 @@ def resume(model, optimizer, folder):
     )
 
 
-def main(folder):
-    dist.init_process_group("gloo")
+def main(folder, rank):
+    store = dist.FileStore(f"{folder}.store", 2)
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
     model, optimizer = sharded()
     handle = mt.offload_optimizer(optimizer, budget="1 MiB")
     train(model, optimizer)
@@ -59,4 +60,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
