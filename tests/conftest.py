@@ -16,6 +16,8 @@ os.environ.setdefault("MANAGEDMEM_DRIVER", "emulator")
 # Threads of torch spin while they wait for each other: beside other tests that takes ten times as
 # long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Products of MKL are else rounded by where the numbers lie: tests compare them bit by bit.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 import pytest
 
