@@ -56,7 +56,7 @@ CALL = re.compile(r"^( +)(?! |return\b)[\w>.\-\[\]* ]*(?:= *)?\w+\([^;{}]*\);\n"
 
 NOT_CODE = (  # nor what no test can notice
     re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL),
-    re.compile(r"\b(?:static_assert|assert|MM_ASSERT_\w+)\([^;]*\);"),
+    re.compile(r"\b(?:_Static_assert|static_assert|assert|MM_ASSERT_\w+)\([^;]*\);"),
     re.compile(r"^#ifndef NDEBUG\n.*?(?=^#)", re.MULTILINE | re.DOTALL),
     re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE),
 )

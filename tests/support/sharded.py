@@ -1,6 +1,6 @@
 """A model that fully_shard() divides among the processes of a group, its steps and its checkpoints.
 
-As a program, with a folder and a rank: trains with offload_optimizer() as one of two, and saves there.
+As a program, with a folder and a rank: one of two that train with offload_optimizer() and save.
 """
 
 import sys

@@ -212,7 +212,7 @@ scan_for_record(record_search *s, mm_range range)
 {
     CUdeviceptr end = mm_range_end(range);
 
-    while (range.start < end && s->code == CUDA_SUCCESS) {
+    while (range.start < end) {
         mm_range page = mm_first_page(range);
         if (!have(s, page)) {
             return page.start;
@@ -355,7 +355,7 @@ mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
         found = extend_to_node(&s, &more) ? bisect_pages(&s, more) : scan_for_record(&s, range);
     }
     /* Outside of the range if another thread has changed the records. */
-    return found > range.start && found < mm_range_end(range) ? found : range.start;
+    return found - range.start < range.size ? found : range.start;
 }
 
 /* --- queries ---------------------------------------------------------------------------- */
@@ -404,7 +404,7 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
         *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
     } while (failure->code == CUDA_SUCCESS && (int)location->type != answers[0]
              && ++queries < MOST_QUERIES);
-    if (failure->code == CUDA_SUCCESS && (int)location->type != CU_MEM_LOCATION_TYPE_INVALID) {
+    if ((int)location->type != CU_MEM_LOCATION_TYPE_INVALID) {
         all = mm_record_is_everywhere(cu, range, (mm_record){attribute, *location}, failure);
     }
     if (!all) {
