@@ -32,7 +32,8 @@ all_have_it(size_t first, size_t count)
     return true;
 }
 
-/* From the first page on, steps by the length of each node, also from its middle. Freed pages count
+/* Tells the record as read-mostly, or as device 0 of the members, of which device 1 always is one.
+ * From the first page on, steps by the length of each node, also from its middle. Freed pages count
  * to the node behind them, because nothing is known of them. */
 static CUresult
 query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr start, size_t count)
@@ -41,8 +42,7 @@ query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr star
     size_t last = (start + count - 1 - block) / mm_page_size();
     int on = 1;
 
-    CHECK(size == sizeof on && attribute == CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY && count > 0);
-    CHECK(start >= block && last < pages);
+    CHECK(start >= block && last < pages && count > 0);
     queries++;
     if (queries == failing) {
         return CUDA_ERROR_UNKNOWN;
@@ -65,7 +65,15 @@ query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr star
         on &= records[at];
         at += end - begin;
     }
-    memcpy(data, &on, sizeof on);
+    if (attribute == CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY) {
+        CHECK_EQUAL(size, sizeof on);
+        memcpy(data, &on, sizeof on);
+    } else {
+        const int devices[] = {on ? 0 : CU_DEVICE_INVALID, 1, CU_DEVICE_INVALID};
+        CHECK_EQUAL(attribute, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY);
+        CHECK_EQUAL(size, sizeof devices);
+        memcpy(data, devices, sizeof devices);
+    }
     return CUDA_SUCCESS;
 }
 
@@ -85,6 +93,7 @@ read_range(mm_range range)
     bool on;
 
     CHECK_OK(mm_range_read_mostly(world.cu, range, &on, &st), &st);
+    CHECK(!mm_in_scope());
     return on;
 }
 
@@ -243,6 +252,39 @@ TEST(failed_queries_end_a_search)
     for_each_range(3, 3, check_failures);
 }
 
+static CUresult
+read_members(mm_range range, mm_location_set *members)
+{
+    CUresult code;
+    mm_scope scope;
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+    code = mm_recorded_members(world.cu, range, members);
+    mm_scope_leave(&scope);
+    return code;
+}
+
+static void
+check_failures_of_members(size_t first, size_t count, mm_range range)
+{
+    mm_location_set members, expected = all_have_it(first, count) ? 3 : 2;
+
+    CHECK_EQUAL(read_members(range, &members), CUDA_SUCCESS);
+    CHECK_EQUAL(members, expected);
+    for (unsigned all = queries, n = 1; n <= all; n++) {
+        queries = 0;
+        failing = n;
+        CHECK_EQUAL(read_members(range, &members), CUDA_ERROR_UNKNOWN);
+        CHECK_EQUAL(members, 0);
+    }
+}
+
+TEST(failed_queries_end_a_search_for_members)
+{
+    for_each_range(3, 0, check_failures_of_members);
+}
+
 /* Another thread advises all pages, or takes the advice back, before each query in turn. */
 static void
 check_changes(size_t first, size_t count, mm_range range)
@@ -300,6 +342,7 @@ TEST(a_location_that_changes_between_its_numbers_is_queried_again)
         queries = 0;
         CHECK_OK(mm_range_preferred_location(world.cu, pages_of(0, 1, 0), &location, &st), &st);
         CHECK_EQUAL(queries, torn < 8 ? torn + 1 : 8);
+        CHECK(!mm_in_scope());
         CHECK_EQUAL(location.type,
                     torn < 8 ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_INVALID);
     }
