@@ -539,8 +539,9 @@ def parse(arguments):
 
 
 def chosen(listed, half):
-    """{mutation: [its killer]} of those that can be killed, or of one half of them."""
+    """{mutation: [its killer]} of those that can be killed, or of one half of each kind."""
     found = [(m, [killer]) for m, killer in listed.items() if not is_equivalent(killer)]
+    found.sort(key=lambda pair: pair[0].kind)
     return dict(found if half is None else found[half::2])
 
 
