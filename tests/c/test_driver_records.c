@@ -209,10 +209,13 @@ TEST(few_queries_suffice_for_many_pages)
 
 TEST(a_search_is_of_many_pages_inside_of_a_block)
 {
-    CHECK(mm_range_may_be_searched(pages_of(1, 65, 0)));
-    CHECK(!mm_range_may_be_searched(pages_of(1, 64, 0)));
-    CHECK(!mm_range_may_be_searched(pages_of(0, 65, 0)));
-    CHECK(mm_range_may_be_searched(pages_of(1, 65, 1)));
+    size_t few = 256 << 10;
+    CUdeviceptr next = block + mm_page_size();
+
+    CHECK(mm_range_may_be_searched((mm_range){next, few + 1, block}));
+    CHECK(!mm_range_may_be_searched((mm_range){next, few, block}));
+    CHECK(!mm_range_may_be_searched((mm_range){block, few + 1, block}));
+    CHECK(mm_range_may_be_searched((mm_range){next, few + 1, next}));
 }
 
 /* Each query fails in turn. */

@@ -307,26 +307,17 @@ have_all(record_search *s, mm_range range)
                                      : scan_for_record(s, range) == mm_range_end(range);
 }
 
-/* True if a query of the range passes over no page; false if that is to be found out. */
-static inline bool
-is_exact(mm_range range)
+bool
+mm_query_is_exact(mm_range range)
 {
     return range.allocation == 0 || begins_block(range.start, range.allocation);
-}
-
-bool
-mm_range_may_be_searched(mm_range range)
-{
-    enum { MANY_PAGES = 64 };
-
-    return range.size > MANY_PAGES * mm_page_size() && !is_exact(range);
 }
 
 bool
 mm_record_is_everywhere(mm_driver *cu, mm_range range, mm_record r, mm_query_failure *failure)
 {
     record_search s = {cu, r, CUDA_SUCCESS};
-    bool all = is_exact(range) || have_all(&s, range);
+    bool all = mm_query_is_exact(range) || have_all(&s, range);
 
     *failure = (mm_query_failure){s.code, query_name(r)};
     return all;
@@ -341,7 +332,7 @@ mm_is_recorded(mm_driver *cu, mm_range range, mm_record r)
     if (query_record(cu, range, r, &has) != CUDA_SUCCESS) {
         return true;
     }
-    return has && (is_exact(range) || have_all(&s, range));
+    return has && (mm_query_is_exact(range) || have_all(&s, range));
 }
 
 CUdeviceptr

@@ -4,8 +4,17 @@
 
 #include "range.h"
 
+/* True if a query of the range passes over no page; false if that is to be found out. */
+bool mm_query_is_exact(mm_range range);
+
 /* True if the next four may query each page of a range, of which there are many. */
-bool mm_range_may_be_searched(mm_range range);
+static inline bool
+mm_range_may_be_searched(mm_range range)
+{
+    enum { FEW = 256 << 10 };
+
+    return range.size > FEW && !mm_query_is_exact(range);
+}
 
 /* An empty range has no advice. */
 

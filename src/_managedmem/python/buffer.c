@@ -2,7 +2,6 @@
  * references to other objects and its name, and entering and leaving it for a call. The type is
  * in buffer_object.c. */
 #include "buffer.h"
-#include "../memory/driver_records.h"
 
 #include <string.h>
 
@@ -238,21 +237,6 @@ mm_buffer_enter(mm_buffer *b, mm_operation op, const mm_stream_use *stream, mm_b
     use->range.size = b->size;
     use->range.allocation = atomic_load_explicit(&b->memory->allocation, memory_order_relaxed);
     return use->range.allocation != 0 ? 0 : check_entered(b, op, use);
-}
-
-PyThreadState *
-mm_buffer_begin_query(const mm_buffer_use *use)
-{
-    return mm_range_may_be_searched(use->range) ? PyEval_SaveThread() : NULL;
-}
-
-void
-mm_buffer_end_query(const mm_buffer_use *use, PyThreadState *detached)
-{
-    mm_buffer_leave(use);
-    if (detached != NULL) {
-        PyEval_RestoreThread(detached);
-    }
 }
 
 int

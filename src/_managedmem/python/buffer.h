@@ -7,6 +7,7 @@
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
+#include "../memory/driver_records.h"
 #include "../memory/copy.h"
 #include "../memory/memory.h"
 #include "args.h"
@@ -139,8 +140,20 @@ mm_buffer_leave(const mm_buffer_use *use)
 
 /* Around a query of the advice of a buffer that was entered. Detaches if that can take long; else
  * returns NULL. The end leaves the buffer. */
-PyThreadState *mm_buffer_begin_query(const mm_buffer_use *use);
-void mm_buffer_end_query(const mm_buffer_use *use, PyThreadState *detached);
+static inline PyThreadState *
+mm_buffer_begin_query(const mm_buffer_use *use)
+{
+    return mm_range_may_be_searched(use->range) ? PyEval_SaveThread() : NULL;
+}
+
+static inline void
+mm_buffer_end_query(const mm_buffer_use *use, PyThreadState *detached)
+{
+    mm_buffer_leave(use);
+    if (detached != NULL) {
+        PyEval_RestoreThread(detached);
+    }
+}
 
 /* A change of the advice on a range, with arguments of its own. */
 typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *arguments, mm_status *st);
