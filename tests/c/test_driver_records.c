@@ -34,7 +34,7 @@ all_have_it(size_t first, size_t count)
 
 /* Tells the record as read-mostly, or as device 0 of the members, of which device 1 always is one.
  * From the first page on, steps by the length of each node, also from its middle. Freed pages count
- * to the node behind them, because nothing is known of them. */
+ * to the node behind them, because nothing is known of them. A query that fails answers as well. */
 static CUresult
 query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr start, size_t count)
 {
@@ -44,9 +44,6 @@ query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr star
 
     CHECK(start >= block && last < pages && count > 0);
     queries++;
-    if (queries == failing) {
-        return CUDA_ERROR_UNKNOWN;
-    }
     if (queries == changing) {
         for (size_t i = 0; i < pages; i++) {
             records[i] = change;
@@ -55,7 +52,7 @@ query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr star
     while (at <= last) {
         size_t begin = at, end = at;
         if (records[at] == FREED) {
-            return CUDA_ERROR_INVALID_VALUE;
+            return queries == failing ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_INVALID_VALUE;
         }
         while (begin > 0 && (records[begin - 1] == records[at] || records[begin - 1] == FREED)) {
             begin--;
@@ -74,7 +71,7 @@ query(void *data, size_t size, CUmem_range_attribute attribute, CUdeviceptr star
         CHECK_EQUAL(size, sizeof devices);
         memcpy(data, devices, sizeof devices);
     }
-    return CUDA_SUCCESS;
+    return queries == failing ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 
 static void
@@ -325,12 +322,9 @@ query_torn(void **data, size_t *sizes, CUmem_range_attribute *attributes, size_t
     CHECK(count == 2 && sizes[0] == sizeof told && sizes[1] == sizeof id && start >= block);
     CHECK(attributes[0] == CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE && size > 0);
     queries++;
-    if (queries == failing) {
-        return CUDA_ERROR_UNKNOWN;
-    }
     memcpy(data[0], &told, sizeof told);
     memcpy(data[1], &id, sizeof id);
-    return CUDA_SUCCESS;
+    return queries == failing ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 
 TEST(a_location_that_changes_between_its_numbers_is_queried_again)

@@ -113,7 +113,11 @@ def test_a_checkpoint_of_two_processes_is_resumed_by_one(tmp_path):
         subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    try:
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
     one, optimizer = sharded()
     other, reference = sharded()

@@ -114,14 +114,6 @@ OTHERS = {
         "a = empty(3 * 4096); a[4096:8192].accessed_by.add(Device(0))",
         "a.accessed_by.discard(Device(0))",
     ),
-    # The page before the view is queried, then many pages can be.
-    **{
-        f"{read} of many pages": ("a = empty(8 << 20)[65536:]", f"a.{read}")
-        for read in (
-            *("read_mostly", "preferred_location", "last_prefetch_location"),
-            *("accessed_by.copy()", "accessed_by.discard(Host())"),
-        )
-    },
     "close": ("a = empty(4096)", "a.close()"),
     "close on a stream": ("a, s = empty(4096), Stream()", "a.close(stream=s)"),
     "close a buffer of a pool": (
@@ -193,6 +185,20 @@ def test_other_calls_of_the_driver(name):
     calls = calls_of(before, statement, "devices=2")
     assert held(calls) <= QUERIES
     assert any(not with_gil for _, with_gil in calls), "no call that could block was made"
+
+
+# What can query each page of a slice.
+SEARCHES = (
+    *("read_mostly", "preferred_location", "last_prefetch_location", "accessed_by.copy()"),
+    "accessed_by.discard(Host())",
+)
+
+
+@pytest.mark.parametrize("read", SEARCHES)
+def test_queries_of_many_pages_give_up_the_gil(read):
+    calls = calls_of("a = empty(8 << 20)[65536:]", f"a.{read}", "devices=2")
+    queries = [with_gil for function, with_gil in calls if function.startswith("cuMemRangeGet")]
+    assert queries and not any(queries)
 
 
 # Without concurrent access the host waits for the device: (the code before, the statement).

@@ -4,6 +4,7 @@ As a program, with a folder and a rank: one of two that train with offload_optim
 """
 
 import sys
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -50,7 +51,8 @@ def resume(model, optimizer, folder):
 
 def main(folder, rank):
     store = dist.FileStore(f"{folder}.store", 2)
-    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+    patience = timedelta(seconds=60)
+    dist.init_process_group("gloo", timeout=patience, world_size=2, rank=int(rank), store=store)
     model, optimizer = sharded()
     handle = mt.offload_optimizer(optimizer, budget="1 MiB")
     train(model, optimizer)

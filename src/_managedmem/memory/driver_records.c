@@ -373,7 +373,7 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
         return -1;
     }
     failure.code = query_record(cu, range, r, on);
-    if (*on) {
+    if (failure.code == CUDA_SUCCESS && *on) {
         *on = mm_record_is_everywhere(cu, range, r, &failure);
     }
     mm_scope_leave(&scope);
@@ -395,7 +395,7 @@ query_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
         *location = mm_location_from_attributes(cu->device_count, answers[0], answers[1]);
     } while (failure->code == CUDA_SUCCESS && (int)location->type != answers[0]
              && ++queries < MOST_QUERIES);
-    if ((int)location->type != CU_MEM_LOCATION_TYPE_INVALID) {
+    if (failure->code == CUDA_SUCCESS && (int)location->type != CU_MEM_LOCATION_TYPE_INVALID) {
         all = mm_record_is_everywhere(cu, range, (mm_record){attribute, *location}, failure);
     }
     if (!all) {

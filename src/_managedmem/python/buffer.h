@@ -7,8 +7,8 @@
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
-#include "../memory/driver_records.h"
 #include "../memory/copy.h"
+#include "../memory/driver_records.h"
 #include "../memory/memory.h"
 #include "args.h"
 #include "dtype.h"
