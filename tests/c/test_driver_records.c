@@ -94,14 +94,22 @@ read_range(mm_range range)
     return on;
 }
 
+static mm_scope scope;
+
+static void
+enter(void)
+{
+    mm_status st;
+
+    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+}
+
 static bool
 is_recorded(mm_range range)
 {
-    mm_scope scope;
-    mm_status st;
     bool answer;
 
-    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+    enter();
     answer = mm_is_recorded(world.cu, range, read_mostly);
     mm_scope_leave(&scope);
     return answer;
@@ -111,10 +119,8 @@ static size_t
 first_without(mm_range range)
 {
     CUdeviceptr found;
-    mm_scope scope;
-    mm_status st;
 
-    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+    enter();
     found = mm_first_without_record(world.cu, range, read_mostly);
     mm_scope_leave(&scope);
     CHECK(found >= range.start && found < mm_range_end(range));
@@ -256,10 +262,8 @@ static CUresult
 read_members(mm_range range, mm_location_set *members)
 {
     CUresult code;
-    mm_scope scope;
-    mm_status st;
 
-    CHECK_OK(mm_scope_enter(&scope, world.cu, MM_ANY_DEVICE, &st), &st);
+    enter();
     code = mm_recorded_members(world.cu, range, members);
     mm_scope_leave(&scope);
     return code;
