@@ -271,6 +271,20 @@ def work(local, rank, world, meeting):
         dist.barrier()  # no process leaves while others communicate
     finally:
         dist.destroy_process_group()
+    if backend == "gloo":
+        leave()
+
+
+def leave():
+    """End this process without Python's shutdown, which gloo's threads could abort.
+
+    torch keeps the group of a parallel module, and with it those threads. One that is late releases
+    a tensor of the last operations only then, and Python before 3.14 ends a thread that wants the
+    GIL then: ``terminate called without an active exception``.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def work_alone(local, world, meeting):

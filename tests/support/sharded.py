@@ -3,6 +3,7 @@
 As a program, with a folder and a rank: one of two that train with offload_optimizer() and save.
 """
 
+import os
 import sys
 from datetime import timedelta
 
@@ -59,6 +60,7 @@ def main(folder, rank):
     assert handle.stats()["state_on_host"] > 0
     dcp.save(checkpoint_of(model, optimizer), checkpoint_id=folder)
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads outlive the group, and could abort Python's shutdown
 
 
 if __name__ == "__main__":
