@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 
 import managedmem
@@ -261,7 +262,7 @@ def work(local, rank, world, meeting):
     try:
         places = [""] * world
         dist.all_gather_object(places, f"{device} ({name}), {backend}")
-        say = print if rank == 0 else lambda text: None  # one process prints
+        say = partial(print, flush=True) if rank == 0 else lambda text: None  # one process prints
         for number, text in enumerate(places):
             say(f"rank {number} of {world}: {text}")
         with managedmem.trace() if WAYS.trace else nullcontext() as trace:
@@ -271,20 +272,8 @@ def work(local, rank, world, meeting):
         dist.barrier()  # no process leaves while others communicate
     finally:
         dist.destroy_process_group()
-    if backend == "gloo":
-        leave()
-
-
-def leave():
-    """End this process without Python's shutdown, which gloo's threads could abort.
-
-    torch keeps the group of a parallel module, and with it those threads. One that is late releases
-    a tensor of the last operations only then, and Python before 3.14 ends a thread that wants the
-    GIL then: ``terminate called without an active exception``.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    if backend == "gloo":  # its threads outlive the group, and could abort Python's shutdown
+        os._exit(0)
 
 
 def work_alone(local, world, meeting):
