@@ -39,7 +39,7 @@ setting_advice(CUmem_advise advice)
     return is_setting(advice) ? advice : (CUmem_advise)(advice - 1);
 }
 
-/* The record that setting advice makes. */
+/* The record that the driver keeps of advice that was set. */
 static mm_record
 record_of(CUmem_advise advice, CUmemLocation location)
 {
@@ -68,8 +68,8 @@ is_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     return mm_is_recorded(cu, range, r);
 }
 
-/* True if some pages lack the record of a NUMA node that was just advised. *location becomes that
- * node, even if the current node was advised. False on machines with one node, which record none. */
+/* True if a NUMA node was just advised and some pages lack its record. *location becomes that node,
+ * also after advice of the current node. False on machines with one node, which record no node. */
 static bool
 lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
 {
@@ -84,10 +84,10 @@ lacks_node(mm_driver *cu, mm_range range, CUmemLocation *location)
     return location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
 
-/* Repeats advice until it is recorded for the whole range. A repetition from the start stops at
- * pages that have the advice already; one from the first missing part can miss that part.
- * Alternating them reaches every part. Failures are ignored, because the advice holds without a
- * record. */
+/* Repeats advice until it is recorded for the whole range. A repetition from the start of the range
+ * stops at pages that have the advice already. A repetition from the first page without the record
+ * can miss that page. Alternating between the two reaches every page. Failures are ignored, because
+ * the advice holds even without a record. */
 static void
 readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location)
 {
@@ -110,7 +110,7 @@ readvise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advice, CUme
     }
 }
 
-/* The driver always records advice for the first page. */
+/* Queries the first page, for which the driver always records advice. */
 int
 mm_range_readvise_node(mm_driver *cu, mm_range range, CUmemLocation *node, mm_status *st)
 {
@@ -185,7 +185,7 @@ mm_advice_query(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
     }
 }
 
-/* Unsets advice on all pages, and in the record of each page. */
+/* Unsets advice on all pages, then once more on each page that still has its record. */
 static void
 unset_on_pages(mm_driver *cu, mm_range range, CUmem_advise set, CUmemLocation location)
 {
@@ -270,8 +270,9 @@ mm_range_advise_until_recorded(mm_driver *cu, mm_range range, CUmem_advise advic
     return code == CUDA_SUCCESS ? 0 : fail_advice(cu, range, location, code, st);
 }
 
-/* Advises a range that does not have the advice recorded on all pages. Setting read-mostly or
- * accessed-by then has nothing to restore; before other advice, the earlier one is queried. */
+/* Advises a range where not all pages have the record of the advice. So if this call sets
+ * read-mostly or accessed-by, it has nothing to restore after a failure. Before other advice, the
+ * earlier advice is queried. */
 static int
 advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
             mm_status *st)
@@ -291,8 +292,8 @@ advise_anew(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation lo
     return fail_advice(cu, range, location, code, st);
 }
 
-/* Setting the same advice again is the most frequent case: it needs one query and nothing to
- * restore. */
+/* Setting the same advice again is the most frequent case. It needs one query, and after a failure
+ * there is nothing to restore. */
 static int
 advise_range(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocation location,
              mm_status *st)
@@ -339,8 +340,8 @@ mm_range_advise(mm_driver *cu, mm_range range, CUmem_advise advice, CUmemLocatio
 
 /* --- accessed-by members ---------------------------------------------------------------- */
 
-/* Sets or unsets members one by one, in the caller's scope. *done: those that the driver
- * accepted. */
+/* Sets or unsets members one by one, in the caller's scope. *done becomes the members that the
+ * driver accepted. */
 static int
 switch_members(mm_driver *cu, mm_range range, mm_location_set members, bool on,
                mm_location_set *done, mm_status *st)
@@ -379,7 +380,8 @@ mm_range_switch_accessed_by(mm_driver *cu, mm_range range, mm_location_set membe
     return rc;
 }
 
-/* The next two try each member and ignore failures, because an earlier one is being reported. */
+/* The next two functions try each member and ignore failures, because an earlier failure is being
+ * reported. */
 
 static void
 unset_members(mm_driver *cu, mm_range range, mm_location_set members)
@@ -427,10 +429,11 @@ mm_range_change_accessed_by(mm_driver *cu, mm_range range, mm_location_set from,
     }
     if (rc < 0) {
         /* The failed call may have acted, because a driver may act and then report an earlier
-         * error. So added members are queried, and all removed members are set again. */
+         * error. So added members are queried, and all removed members are set again. In system
+         * memory it is not known which of the removed members were set, so none is set again. */
         (void)mm_recorded_members(cu, range, &now); /* empty if a query fails */
         unset_members(cu, range, added & (done | now));
-        set_members(cu, range, range.allocation != 0 ? removed : 0); /* else they are not known */
+        set_members(cu, range, range.allocation != 0 ? removed : 0);
     }
     mm_scope_leave(&scope);
     if (begun != 0 && rc == 0) {

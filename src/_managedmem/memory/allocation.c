@@ -19,8 +19,8 @@ allocate_managed(mm_driver *cu, size_t size, CUmemAttach_flags to, CUdeviceptr *
     return -1;
 }
 
-/* Memory that starts and ends at page borders shares no page. If the driver does not align it,
- * one more page leaves space to start at the next border. */
+/* Memory that starts and ends at page borders shares no page. If the driver's memory is not
+ * aligned, it is allocated again with one more page, so that it can start at the next border. */
 static int
 allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to, CUdeviceptr *allocation,
                mm_status *st)

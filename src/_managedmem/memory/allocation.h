@@ -5,8 +5,8 @@
 #include "../driver/context.h"
 #include "leaks.h"
 
-/* Allocates managed memory on pages of its own, attached to every device or to the host. Returns its
- * first address, or 0 on failure. *allocation is the address for mm_free. */
+/* Allocates managed memory on pages of its own, attached to every device or to the host. Returns
+ * its first address, or 0 on failure. *allocation becomes the address to pass to mm_free. */
 CUdeviceptr mm_allocate_pages(mm_driver *cu, size_t size, CUmemAttach_flags to,
                               CUdeviceptr *allocation, mm_status *st);
 

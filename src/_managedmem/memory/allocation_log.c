@@ -1,5 +1,5 @@
-/* allocation_log.c: the process-wide list of memories, its lock, their counts, and the log that the
- * dead stay in. */
+/* allocation_log.c: the process-wide list of memories and its lock, the counts of memories, and the
+ * log, in which the entries of dead memory stay. */
 #include "allocation_log.h"
 
 #include <assert.h>
@@ -22,13 +22,13 @@ typedef struct {
 static struct {
     atomic_flag lock;
     entry_list listed; /* the dead included */
-    entry_list unlogged; /* that missed the log that runs */
+    entry_list unlogged; /* entries that missed the log that runs */
     mm_allocation_entry *dead; /* linked by next_dead */
     uint64_t serial;
     uint64_t log_started;
     uint64_t log; /* the number of the log that runs, or of the next one, from 1 */
-    size_t room; /* births until it is full */
-    uint64_t missed; /* births since it was full */
+    size_t room; /* births until the log is full */
+    uint64_t missed; /* births since the log was full */
     mm_memory_tally tally;
 } allocations = {.lock = ATOMIC_FLAG_INIT, .log = 1};
 
@@ -238,7 +238,7 @@ free_container(mm_allocation_entry *entry, void *container)
     free(container);
 }
 
-/* The end of the log may have released the struct meanwhile. */
+/* Leaves the container to the log, unless the log has ended since the entry did. */
 static void
 free_kept(mm_allocation_entry *entry, void *container)
 {
@@ -338,7 +338,7 @@ mm_allocation_counts_read(mm_memory_tally *tally, bool reset_peaks)
     unlock_list();
 }
 
-/* What an entry was while the lock was held. */
+/* A copy of an entry, made while the lock was held. */
 typedef struct {
     mm_allocation_entry entry; /* only what makes its label */
     mm_living_memory memory; /* without its label */
@@ -367,8 +367,8 @@ draft_living(const mm_allocation_entry *entry, living_draft *d)
     (void)copy_name(entry, d->name);
 }
 
-/* Returns the number of living entries in the list, and drafts as many as there is room for. The
- * caller holds the lock. */
+/* Drafts the entries of a list that live and are counted, as many as there is room for. Returns the
+ * number of all of these entries. The caller holds the lock. */
 static size_t
 draft_list(const entry_list *list, living_draft *drafts, size_t room)
 {
@@ -386,7 +386,8 @@ draft_list(const entry_list *list, living_draft *drafts, size_t room)
     return count;
 }
 
-/* Drafts of all that live, with malloc. *count is their number. */
+/* Returns drafts of all memories that live, for the caller to free; NULL on failure. *count becomes
+ * their number. */
 static living_draft *
 draft_all(size_t *count, mm_status *st)
 {
@@ -396,7 +397,7 @@ draft_all(size_t *count, mm_status *st)
     *count = 1;
     while (*count > room) {
         free(drafts);
-        room = *count + *count / 8; /* for those that begin meanwhile */
+        room = *count + *count / 8; /* some more, for memories that begin meanwhile */
         drafts = calloc(room, sizeof *drafts);
         if (drafts == NULL) {
             (void)mm_fail(st, MM_NO_MEMORY, "out of host memory");
@@ -446,11 +447,13 @@ mm_living_memories_free(mm_living_memory *memories, size_t count)
 typedef struct {
     mm_allocation_record record; /* without its label */
     const mm_allocation_entry *entry;
-    char name[MM_NAME_BYTES + 1]; /* empty without one */
+    char name[MM_NAME_BYTES + 1]; /* empty if the entry has none */
 } draft;
 
-/* Takes some dead entries out of both lists, once no log runs. Returns those to be freed, linked by
- * next_dead; *done is true if none is left. The others resumed, or their memory owns them. */
+/* Takes some entries out of the list of the dead, and out of the list of memories unless they have
+ * resumed. Called while no log runs. Returns the entries whose container is to be freed, linked by
+ * next_dead; the other entries still belong to their memory. *done is true if no dead entry is
+ * left. */
 static mm_allocation_entry *
 take_dead(bool *done)
 {
@@ -495,7 +498,7 @@ mm_allocation_log_start(size_t births, mm_status *st)
     if (mm_allocations_are_logged()) {
         return mm_fail(st, MM_REFUSED, "a recording of memories is already running");
     }
-    free_dead(); /* of a parent's log */
+    free_dead(); /* in a forked child: the dead of the parent's log */
     lock_list();
     allocations.log_started = mm_raw_clock();
     allocations.room = births;
@@ -533,8 +536,8 @@ is_pooled(const mm_allocation_entry *entry)
     return entry->source == MM_FROM_MANAGED_POOL || entry->source == MM_FROM_DEVICE_POOL;
 }
 
-/* Copies the entry behind `after`, or the first one; false behind the last. An entry stays in the
- * list while the lock is released, because the log runs. */
+/* Copies the entry behind `after`, or the first entry if that is NULL. False if there is none. An
+ * entry stays in the list while the lock is released, because the log runs. */
 static bool
 draft_next(const mm_allocation_entry *after, draft *d)
 {

@@ -71,7 +71,7 @@ allocate_block(mm_driver *cu, const mm_preset *preset, int device, mm_range *blo
     return rc;
 }
 
-/* The caller reports this itself, and may free memory and try again. */
+/* True for a failure that the caller reports itself; the caller may free memory and try again. */
 static bool
 is_plain_out_of_memory(const mm_status *st)
 {
@@ -153,7 +153,7 @@ mm_block_size(const void *block)
     }
 MM_PRESET_SLOTS(DEFINE_ALLOCATE)
 
-/* The block may start after its allocation, whose address must be freed. */
+/* The driver frees an allocation by its start. The block may start after that. */
 static int
 free_block_address(mm_driver *cu, CUdeviceptr start, mm_status *st)
 {

@@ -3,8 +3,8 @@
  *
  * torch's pluggable allocator takes a pair of names and passes no data of ours. So each preset
  * (the advice for each block) has a function of its own, managedmem_allocate_0 and so on;
- * managedmem_free serves all. They may be called from any thread, even with locks of the caller
- * held, and need no interpreter. */
+ * managedmem_free serves all presets. All of these functions may be called from any thread, even
+ * with locks of the caller held, and need no interpreter. */
 #ifndef MM_ALLOCATOR_H
 #define MM_ALLOCATOR_H
 
@@ -17,7 +17,7 @@ typedef struct {
     CUmemLocation preferred; /* type 0: none */
     mm_location_set accessed_by;
     bool read_mostly;
-    bool own_device; /* prefer, and accessed by, the device that the block is allocated for */
+    bool own_device; /* the block's own device is preferred, and a member of accessed_by */
 } mm_preset;
 
 enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
@@ -26,18 +26,18 @@ enum { MM_MAX_PRESETS = 32, MM_ALLOCATOR_NAME = 32 };
  * refuses. */
 MM_NODISCARD int mm_preset_try(mm_driver *cu, const mm_preset *preset, mm_status *st);
 
-/* Assigns a function to the preset, after a trial, and writes its name. Equal presets share a
- * function, for the life of the process. MM_REFUSED if all functions are taken. */
+/* Makes a trial, assigns a function to the preset for the life of the process, and writes the name
+ * of the function. Equal presets share a function. MM_REFUSED if all functions are taken. */
 MM_NODISCARD int mm_preset_register(mm_driver *cu, const mm_preset *preset,
                                     char name[MM_ALLOCATOR_NAME], mm_status *st);
 
-/* Allocates whole pages in the thread's context, with the preset's advice, for managedmem_free. On
- * failure returns NULL, leaves nothing allocated, and writes a line that names the user to the
- * standard error unless memory ran out. */
+/* Allocates whole pages in the thread's context, with the preset's advice. managedmem_free frees
+ * them. On failure returns NULL and leaves nothing allocated. Unless memory ran out, it then writes
+ * a line that names the user to the standard error. */
 void *mm_preset_allocate(const mm_preset *preset, size_t size, const char *user);
 
-/* The bytes of such a block, which are whole pages. Where the driver does not tell them, as in a forked
- * child, returns 0 and writes a line with the reason to the standard error. */
+/* The bytes of a block of mm_preset_allocate, which are whole pages. If the driver does not tell
+ * them, as in a forked child, returns 0 and writes a line with the reason to the standard error. */
 size_t mm_block_size(const void *block);
 
 #define MM_EXPORT __attribute__((visibility("default")))

@@ -1,17 +1,18 @@
-/* attachment.c: attaches managed memory in a stream, records what it is attached to, waits before the
- * host uses it, and refuses fills that the attachment rules out. */
+/* attachment.c: attaches managed memory in the order of a stream, records what the memory is
+ * attached to, waits before the host uses it, and refuses fills that the attachment rules out. */
 #include "attachment.h"
 
 #include "../driver/threads.h"
 
-/* Taken for the driver call and the record together, so that both have the attachments of several
- * threads in one order. */
+/* Held over the driver call and the record together, so that the driver and the records see the
+ * attachments of several threads in the same order. */
 static mm_operation_lock turn = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
 
 /* --- attaching -------------------------------------------------------------------------- */
 
-/* *called is true if the driver was called, which may have attached the memory and then failed: the memory
- * counts as attached to every device then, because a wait for these is enough for each attachment. */
+/* *called becomes true if the driver was called. A driver may attach the memory and then fail. So
+ * after a failure the memory counts as attached to every device, because a wait for all devices is
+ * enough for any attachment. */
 static int
 attach_in_scope(mm_driver *cu, CUdeviceptr allocation, CUmemAttach_flags to, CUstream stream,
                 bool *called, mm_status *st)
@@ -27,8 +28,8 @@ attach_in_scope(mm_driver *cu, CUdeviceptr allocation, CUmemAttach_flags to, CUs
     return 0;
 }
 
-/* Replaces *device by that of the current context, if this is a primary one, which waits for all
- * devices reach from every thread. */
+/* *device becomes the device of the current context if that context is a primary one, else
+ * MM_ANY_DEVICE. A wait for all devices reaches primary contexts from every thread. */
 static int
 find_device(mm_driver *cu, int *device, mm_status *st)
 {
@@ -82,7 +83,6 @@ mm_attach(mm_driver *cu, mm_attachment *a, CUdeviceptr allocation, CUmemAttach_f
                         called && !cu->concurrent_access ? shared : NULL);
     }
     mm_operation_lock_release(&turn);
-    /* Freeing the earlier stream enters a scope of its own. */
     mm_scope_leave(&scope);
     if (before != NULL) {
         mm_stream_drop(before);
@@ -109,7 +109,7 @@ mm_attachment_end(mm_attachment *a)
 
 /* --- host accesses ---------------------------------------------------------------------- */
 
-/* A copy of the record, which has a reference to its stream. */
+/* Returns a copy of the record, which owns a reference to its stream. */
 static mm_attachment
 read_record(const mm_attachment *a)
 {
@@ -124,7 +124,8 @@ read_record(const mm_attachment *a)
     return now;
 }
 
-/* Notes that the host has waited for an attachment to it, unless another one has followed. */
+/* Notes that the wait for an attachment to the host is done, unless another attachment has
+ * followed. */
 static void
 note_wait(mm_attachment *a, uint64_t serial)
 {
@@ -135,8 +136,9 @@ note_wait(mm_attachment *a, uint64_t serial)
     mm_operation_lock_release(&turn);
 }
 
-/* A stream that nothing keeps may be destroyed, and drivers crash in calls with its handle. A stream
- * that ended with its context takes the attachment with it. */
+/* True if the stream of the attachment exists for certain. A stream that nothing keeps may have
+ * been destroyed, and drivers crash in calls with its handle. A kept stream may have ended with
+ * its context, and the attachment with it. */
 static bool
 can_wait_for_stream(mm_driver *cu, const mm_attachment *a)
 {
@@ -154,7 +156,7 @@ wait_for_stream_in_scope(mm_driver *cu, CUstream stream, mm_status *st)
     return 0;
 }
 
-/* In the primary context of the device, because every context has a legacy stream of its own. */
+/* Waits in the primary context of the device, because every context has its own legacy stream. */
 static int
 wait_for_one(mm_driver *cu, const mm_attachment *a, mm_status *st)
 {
@@ -166,7 +168,7 @@ wait_for_one(mm_driver *cu, const mm_attachment *a, mm_status *st)
     return rc;
 }
 
-/* The wait would destroy a capture. */
+/* Fails during a capture, because the wait would destroy it. */
 static int
 wait_for_all(mm_driver *cu, mm_status *st)
 {
@@ -182,7 +184,7 @@ wait_for_all(mm_driver *cu, mm_status *st)
                                 "access it before the capture begins or after it");
 }
 
-/* Waits as the record `now` says, which is not in force. */
+/* Waits for the attachment of the record `now`, which is not in force yet. */
 static int
 wait_as_recorded(mm_driver *cu, mm_attachment *a, const mm_attachment *now, mm_status *st)
 {

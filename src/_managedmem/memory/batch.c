@@ -61,9 +61,10 @@ last_page_end(const mm_transfer *t, CUdeviceptr page)
     return (mm_range_end(t->range) + page - 1) & ~(page - 1); /* a division is slow */
 }
 
-/* Ranges are joined inside one allocation only: the driver refuses a range over two, even if they
- * touch. System memory has no allocation, so only overlapping ranges are joined; separate ranges
- * of one batch call would be discarded and prefetched in an undefined order. */
+/* Ranges are joined inside one allocation only: the driver refuses a range over two allocations,
+ * even if these touch. System memory has no allocation, so only overlapping ranges are joined. As
+ * separate ranges of one batch call, they would be discarded and prefetched in an undefined
+ * order. */
 static bool
 can_join(const mm_transfer *left, const mm_transfer *right, CUdeviceptr page)
 {
@@ -89,7 +90,8 @@ is_sorted(const mm_batch *b)
 
 /* True if sorted ranges of different locations overlap or share a page. `reach` is the end of the
  * last page of the earlier ranges, so a range that starts before it overlaps them or shares their
- * last page. Where the location changes without a conflict, all earlier ranges have ended. */
+ * last page. It is enough to compare neighbouring locations: where the location changes without a
+ * conflict, all earlier ranges have ended. */
 static bool
 has_conflict(const mm_transfer *transfers, size_t count)
 {
@@ -187,8 +189,8 @@ mm_batch_merge(mm_batch *b)
 
 /* --- preparing -------------------------------------------------------------------------- */
 
-/* Merges, and orders the transfers that the batch call can make faster first. Conflicting
- * transfers keep their order, because only dispatch="batch" batches them. */
+/* Merges, and moves the transfers that the batch call can make faster to the front. Conflicting
+ * transfers keep their order, and only dispatch="batch" batches them. */
 static void
 merge_and_order(mm_batch *b, mm_operation op)
 {
@@ -203,8 +205,8 @@ merge_and_order(mm_batch *b, mm_operation op)
     }
 }
 
-/* Shrinks one range to whole pages. With several ranges, the message names the range that has
- * none. */
+/* Shrinks one range to whole pages. If it has none and there are several ranges, the message says
+ * which range it is. */
 static int
 shrink_range(mm_batch *b, size_t i, mm_status *st)
 {
@@ -323,7 +325,7 @@ mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st)
 
 /* --- advice ----------------------------------------------------------------------------- */
 
-/* The progress of advice on an original range, from the merged ranges. */
+/* The progress of advice on an original range, which is that of the merged range around it. */
 static mm_advice_progress
 find_progress(const mm_batch *merged, size_t failed, const mm_transfer *original)
 {
@@ -339,9 +341,9 @@ find_progress(const mm_batch *merged, size_t failed, const mm_transfer *original
     return MM_NOT_TRIED;
 }
 
-/* Restores the advice of all ranges after a failure. Ranges whose pages differed come first,
- * because they are unset and may overlap ranges that are set again; so even ranges that were not
- * reached are set again. */
+/* Restores the advice of all ranges after a failure. Ranges whose pages differed come first: their
+ * advice is unset, and they may overlap other ranges. So the advice of all other ranges is set
+ * again afterwards, even if the call did not reach them. */
 static void
 restore_advice(mm_driver *cu, const mm_batch *original, const mm_batch *merged,
                CUmem_advise advice, const mm_advice_before *before, size_t failed)

@@ -13,17 +13,18 @@ typedef struct {
 
 enum { MM_INLINE_COUNT = 8 };
 
-/* Few transfers need no allocation. */
+/* A list of transfers, which needs no allocation for up to MM_INLINE_COUNT of them. */
 typedef struct {
     mm_transfer *transfers;
     size_t count;
     size_t batchable; /* once prepared: the number at the front that may share a batch call */
     bool ordered; /* ranges on one page have different locations: the last one must win */
-    bool edges_interleaved; /* and ordered: the edges of each range are issued right before it */
+    bool edges_interleaved; /* and `ordered`: edges are issued right before their own range */
     mm_transfer inline_[MM_INLINE_COUNT];
 } mm_batch;
 
-/* A batch without a range, or with one. It need not be freed. */
+/* mm_batch_init_empty makes a batch without a range, mm_batch_one a batch with one range. Neither
+ * need be freed. */
 static inline void
 mm_batch_init_empty(mm_batch *b)
 {
@@ -53,7 +54,7 @@ MM_NODISCARD int mm_batch_copy(mm_batch *to, const mm_batch *from, mm_status *st
  * their order, so that the last one wins. */
 void mm_batch_merge(mm_batch *b);
 
-/* True if the batch call gains nothing for a transfer of this size, as for small prefetches. */
+/* True for a small prefetch, for which the batch call gains nothing. */
 static inline bool
 mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
 {
@@ -62,16 +63,17 @@ mm_is_small_transfer(mm_operation op, const mm_transfer *transfer)
     return op == MM_PREFETCH && transfer->range.size < PREFETCH_BATCH_FROM;
 }
 
-/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and orders the
- * transfers that a batch call can make faster first. *edges becomes a prepared batch of the parts
- * that were cut off a discard_prefetch, to be prefetched with their contents. If it is
- * interleaved, each transfer has two edges, which may be empty. *edges can be freed even after a
- * failure. */
+/* Makes a batch ready to be issued: shrinks discards to whole pages, merges, and moves the
+ * transfers that a batch call can make faster to the front. *edges becomes a prepared batch of the
+ * parts that were cut off the ranges of a discard_prefetch; they are to be prefetched with their
+ * contents. With edges_interleaved each transfer has two edges, which may be empty. *edges can be
+ * freed even after a failure. */
 MM_NODISCARD int mm_batch_prepare(mm_batch *b, mm_operation op, mm_batch *edges, mm_status *st);
 
-/* One advice for all ranges, each with its own location; all or nothing. Merges the batch. If more
- * than one range is left, the advice of each original range is queried first; after a failure,
- * ranges whose pages differed before lack the advice. */
+/* Gives one advice to all ranges, each with its own location; all or nothing. Merges the batch. If
+ * more than one range is left, the earlier advice of each original range is queried first. A
+ * failure restores it. Where the pages of a range differed, the advice is unset if the call had
+ * set it. */
 MM_NODISCARD int mm_batch_advise(mm_driver *cu, mm_batch *b, CUmem_advise advice, mm_status *st);
 
 #endif

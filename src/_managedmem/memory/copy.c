@@ -125,7 +125,8 @@ fill_unaligned(mm_driver *cu, CUdeviceptr start, size_t size, const unsigned cha
     return 0;
 }
 
-/* Explains a refused fill. Only the driver may know what managed memory is attached to. */
+/* Explains a refused fill. If other code attached the managed memory, only the driver knows to
+ * what. */
 static void
 explain_fill(mm_driver *cu, CUdeviceptr p, mm_status *st)
 {

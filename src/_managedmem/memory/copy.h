@@ -6,8 +6,8 @@
 #include "range.h"
 
 /* Copies at least 1 byte between any two addresses that the device or the host can access.
- * `system` is true if one of them is system memory. Its owner may free it after the return, so the
- * call waits for the copy, and refuses a stream that captures. */
+ * `system` is true if one of them is in system memory. The owner of that memory may free it after
+ * the return, so the call waits for the copy, and refuses a stream that captures. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
                          mm_device_stream stream, bool system, mm_status *st);
 
@@ -15,8 +15,8 @@ MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t
 MM_NODISCARD int mm_copy_queue(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
                                CUstream stream, mm_status *st);
 
-/* Adds to a refused copy or fill that the current device has no access to this pool memory. In a
- * scope. */
+/* Adds to the status of a refused copy or fill that the current device has no access to the pool
+ * memory at p, if that is so. In a scope. */
 void mm_copy_explain(mm_driver *cu, CUdeviceptr p, mm_status *st);
 
 /* Fills the range with a pattern of 1, 2 or 4 bytes, whose width divides the size. Does nothing

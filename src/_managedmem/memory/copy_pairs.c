@@ -1,4 +1,4 @@
-/* copy_pairs.c: checks, merges and issues several copies, and gives the driver the hints of copies. */
+/* copy_pairs.c: checks, merges and issues several copies, and passes their hints to the driver. */
 #include "copy_pairs.h"
 
 #include <assert.h>
@@ -6,7 +6,7 @@
 
 #include "copy.h"
 
-/* A larger copy keeps the engine busy for longer than the next call takes. */
+/* From this size on, a copy keeps the copy engine busy for longer than the next call takes. */
 enum { ALONE_FROM = 1 << 20 };
 
 /* --- pairs ------------------------------------------------------------------------------ */
@@ -94,7 +94,7 @@ refuse_overlap(const char *side, size_t number, size_t destination, mm_range a, 
         side, number, destination, (size_t)(end - start));
 }
 
-/* The driver copies in no defined order. The pairs are sorted. */
+/* Refuses overlaps, because the driver copies in no defined order. The pairs are sorted. */
 static int
 check_overlaps(const mm_copies *c, mm_status *st)
 {
@@ -194,8 +194,8 @@ choose_batch(mm_copies *c)
     return batched > 1 || c->hinted ? batched : 0;
 }
 
-/* A graph has no node for a batch, and the driver refuses one on the legacy stream. With hints, another
- * stream stands in for that. */
+/* A graph has no node for a batch of copies, and the driver refuses a batch on the legacy stream.
+ * If there are hints, another stream stands in for the legacy stream. */
 static bool
 has_batch_call(const mm_copies *c, bool capturing)
 {
@@ -203,7 +203,8 @@ has_batch_call(const mm_copies *c, bool capturing)
            && (c->hinted || !mm_is_legacy_stream(c->options.stream.handle));
 }
 
-/* True if a source must be read, or the memory of a side may go, when the call returns. */
+/* True if a copy outside the batch call must be complete when this call returns: its source must be
+ * read during the call, or the memory of a side may go afterwards. */
 static bool
 must_wait(const mm_copies *c, size_t batched)
 {
@@ -219,7 +220,7 @@ must_wait(const mm_copies *c, size_t batched)
 
 /* --- calls, in a scope -------------------------------------------------------------------- */
 
-/* The arrays of a batch call. An entry of `attributes` is for the copies from its `first` on. */
+/* The arrays of a batch call. attributes[i] applies to the copies from index first[i] on. */
 typedef struct {
     CUdeviceptr *to, *from;
     size_t *sizes, *first;
@@ -291,7 +292,7 @@ queue_batch(const mm_copies *c, size_t count, const copy_arrays *a, CUstream str
     (void)mm_fail_call(st, single ? "cuMemcpyWithAttributesAsync" : "cuMemcpyBatchAsync",
                        (int)code);
     failed = count == 1 ? 0 : failed;
-    if (failed < count) { /* the driver names no pair for other faults */
+    if (failed < count) { /* else the driver has named no pair */
         mm_copy_explain(c->cu, a->to[failed], st);
         mm_copy_explain(c->cu, a->from[failed], st);
         return fail_pair(c, failed, st);
@@ -337,7 +338,7 @@ issue_alone(const mm_copies *c, size_t first, mm_status *st)
     return 0;
 }
 
-/* Waits after a failure too: copies before it may be queued. */
+/* Waits even after a failure, because earlier copies may be queued. */
 static int
 wait_for_copies(const mm_copies *c, int rc, mm_status *st)
 {

@@ -95,7 +95,7 @@ route_transfer(mm_driver *cu, mm_operation op, const mm_transfer *transfer)
     return was_prefetched_there(cu, transfer) ? MM_SINGLE_RESIDENT : MM_BATCHED;
 }
 
-/* The route that all transfers share; false if each of them has its own. */
+/* Stores in *route the route that all transfers share; false if each transfer has its own. */
 static bool
 route_whole_batch(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                   mm_route *route)
@@ -178,7 +178,7 @@ find_bad_range(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, si
 }
 
 /* The index of the location with the highest NUMA node, which is the likeliest to be missing; the
- * number of locations if none is a node. *several: the nodes differ. */
+ * number of locations if none is a node. *several becomes true if the nodes differ. */
 static size_t
 find_numa_node(const mm_batch_arrays *arrays, size_t locations, bool *several)
 {
@@ -310,8 +310,8 @@ record_transfers(const mm_dispatch_call *call)
     }
 }
 
-/* Edges come before discards, so that nothing is discarded if one of them fails; interleaved ones
- * come before their own transfer. */
+/* Edges are prefetched before the first discard, so that nothing is discarded if an edge fails.
+ * Interleaved edges are prefetched right before their own transfer. */
 int
 mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st)
 {
@@ -400,7 +400,8 @@ enter_in_scope(mm_dispatch_call *call, const mm_dispatch_options *options, mm_st
         && mm_batch_stream_acquire(call->cu, options->stream, &call->stream, st) < 0) {
         return -1;
     }
-    /* The batchable transfers come first, so arrays of all transfers begin with them. */
+    /* The prebuilt arrays begin with the batchable transfers, so they also serve a call of exactly
+     * these. */
     call->arrays = call->prebuilt;
     if (call->batched > 0
         && (call->prebuilt == NULL

@@ -13,18 +13,18 @@
 typedef enum {
     MM_BATCHED,
     MM_SINGLE_REQUESTED, /* dispatch="loop" */
-    MM_SINGLE_ONE, /* the batch has no other */
+    MM_SINGLE_ONE, /* the batch has no other transfer */
     MM_SINGLE_ORDERED, /* ranges share pages and have different locations */
     MM_SINGLE_NO_BATCH_CALL,
     MM_SINGLE_NO_CONCURRENT_ACCESS, /* a device lacks it, and the batch call needs it */
     MM_SINGLE_TO_HOST,
     MM_SINGLE_SMALL,
-    MM_SINGLE_RESIDENT, /* it was prefetched there last */
+    MM_SINGLE_RESIDENT, /* the last prefetch of the range went to this location */
     MM_SINGLE_REMAINDER /* no other transfer would share the batch call */
 } mm_route;
 
-/* The route of each transfer, and the arrays for a batch call. Few transfers need no
- * allocation. */
+/* The route of each transfer, and the arrays for a batch call. Up to MM_INLINE_COUNT transfers need
+ * no allocation. */
 typedef struct {
     CUdeviceptr *starts;
     size_t *sizes;
@@ -55,8 +55,8 @@ typedef struct {
     mm_defer defer; /* not read for a discard */
 } mm_dispatch_options;
 
-/* Prefetches, discards, or both: prepares the batch, which changes it and may leave it empty, and
- * issues it. Nothing is issued if a range cannot be discarded. */
+/* Prefetches the batch, discards it, or both. First prepares the batch, which changes it and may
+ * leave it empty, then issues it. Nothing is issued if a range cannot be discarded. */
 MM_NODISCARD int mm_batch_run(mm_driver *cu, mm_operation op, mm_batch *b,
                               const mm_dispatch_options *options, mm_status *st);
 
@@ -71,8 +71,8 @@ MM_NODISCARD int mm_dispatch_check(mm_driver *cu, mm_operation op,
 size_t mm_dispatch_decide(mm_driver *cu, mm_operation op, const mm_batch *b, mm_dispatch dispatch,
                           unsigned char *routes);
 
-/* True if the batch is queued behind a host function. Stores the total that decided in *bytes, and
- * its destination in *location. */
+/* True if the batch is queued behind a host function. Stores in *bytes the total that decided this,
+ * and in *location the destination of these bytes. */
 bool mm_dispatch_defers(const mm_batch *b, mm_defer defer, size_t *bytes, CUmemLocation *location);
 
 /* One execution of a prepared batch; it allocates nothing. */
@@ -91,8 +91,9 @@ typedef struct {
     uint64_t begun; /* as mm_call_begin returned it */
 } mm_dispatch_call;
 
-/* Checks, enters a scope, decides, and queues the host function. Returns 1 if the caller must
- * issue and leave, 0 if the batch is empty and neither is needed, -1 on failure. */
+/* Checks the call, enters a scope, decides the routes, and queues the host function if there is to
+ * be one. Returns 1 if the caller must issue and leave, 0 if the batch is empty and the caller must
+ * do neither, -1 on failure. */
 MM_NODISCARD int mm_dispatch_enter(mm_dispatch_call *call, const mm_dispatch_options *options,
                                    mm_status *st);
 MM_NODISCARD int mm_dispatch_issue(const mm_dispatch_call *call, mm_status *st);

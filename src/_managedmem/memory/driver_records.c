@@ -1,10 +1,11 @@
 /* driver_records.c: what the driver has recorded for the pages of a range: advice, and the last
  * prefetch.
  *
- * Driver 580 keeps adjacent pages with equal records as one node. A query steps from the node of
- * the first page by the length of each, and so passes over pages where it begins inside of a node
- * (conformance: queries of records). It can then say that all pages have what some lack, never
- * the reverse. So that answer counts only if the query begins a node, or is of one page. */
+ * Driver 580 keeps adjacent pages with equal records as one node. A query starts at the node of its
+ * first page, and advances by the length of each node. So a query that begins inside a node passes
+ * over pages behind that node (conformance: queries of records). It can then say that all pages
+ * have a record that some pages lack, but never the reverse. So the answer that all pages have a
+ * record counts only if the query begins where a node begins, or is of one page. */
 #include "driver_records.h"
 
 #include <assert.h>
@@ -36,7 +37,7 @@ query_numbers(mm_driver *cu, mm_range range, CUmem_range_attribute attribute, in
     return cu->MemRangeGetAttribute(out, count * sizeof *out, attribute, range.start, range.size);
 }
 
-/* Devices and host: a driver fills a shorter list with an unspecified choice of the members. */
+/* All devices and the host: a driver fills a shorter list with an unspecified choice of members. */
 size_t
 mm_accessed_by_capacity(const mm_driver *cu)
 {
@@ -71,8 +72,8 @@ query_members(mm_driver *cu, mm_range range, mm_location_set *members)
     return code;
 }
 
-/* A device is queried as one number; that number does not distinguish the kinds of host, and the id
- * of a host is recorded in two forms. */
+/* A device is queried as one number. That number does not distinguish the kinds of host, so these
+ * are queried by type. The id of HOST is not compared, because drivers record it in two forms. */
 static CUresult
 query_location_is(mm_driver *cu, mm_range range, mm_record r, bool *is)
 {
@@ -131,7 +132,7 @@ typedef struct {
     CUresult code; /* of the first query that failed */
 } record_search;
 
-/* The call of query_record(). */
+/* The driver function that query_record() calls. */
 static const char *
 query_name(mm_record r)
 {
@@ -155,14 +156,14 @@ page_of(CUdeviceptr address)
     return address / mm_page_size() * mm_page_size();
 }
 
-/* The part of a range from an address on. */
+/* The range from an address to the end of another range. */
 static mm_range
 rest_from(mm_range range, CUdeviceptr start)
 {
     return (mm_range){start, (size_t)(mm_range_end(range) - start), range.allocation};
 }
 
-/* A page of an allocation; at its start, the part that belongs to it. */
+/* The part of a page that belongs to an allocation, which may start inside the page. */
 static mm_range
 one_page(CUdeviceptr page, CUdeviceptr allocation)
 {
@@ -171,8 +172,8 @@ one_page(CUdeviceptr page, CUdeviceptr allocation)
     return (mm_range){start, (size_t)(page + mm_page_size() - start), allocation};
 }
 
-/* True at the start of a block, which begins a node. Small allocations share blocks, and nodes with
- * them. */
+/* True in the first page of an allocation that starts with a block, because a node begins there.
+ * Small allocations can start inside a block, and share nodes with their neighbours. */
 static inline bool
 begins_block(CUdeviceptr address, CUdeviceptr allocation)
 {
@@ -182,8 +183,9 @@ begins_block(CUdeviceptr address, CUdeviceptr allocation)
            && (address == allocation || address - allocation < mm_page_size());
 }
 
-/* True if the range is known to begin a node, because the page before it lacks the record. That
- * page can be of a neighbour in the block. */
+/* True if a node is known to begin at the start of the range, whose first page has the record: a
+ * block begins there, or the page before lacks the record. That page can belong to a neighbour in
+ * the block. */
 static bool
 begins_node(record_search *s, mm_range range)
 {
@@ -199,14 +201,14 @@ begins_node(record_search *s, mm_range range)
         return !have(s, one_page(before.start, range.allocation));
     }
     code = query_record(s->cu, before, s->record, &has);
-    /* Freed memory cannot be queried, which says nothing of the range. */
+    /* A query of freed memory fails, which says nothing about the range. */
     if (code != CUDA_ERROR_INVALID_VALUE && s->code == CUDA_SUCCESS) {
         s->code = code;
     }
     return code == CUDA_SUCCESS && !has;
 }
 
-/* The first page that lacks the record, or the end: by a query of each page. */
+/* Queries each page, and returns the first that lacks the record, or the end of the range. */
 static CUdeviceptr
 scan_for_record(record_search *s, mm_range range)
 {
@@ -222,7 +224,8 @@ scan_for_record(record_search *s, mm_range range)
     return end;
 }
 
-/* The first page that lacks the record, of a range that begins a node and has such a page. */
+/* The first page that lacks the record, of a range that has such a page and begins where a node
+ * begins. */
 static CUdeviceptr
 bisect_pages(record_search *s, mm_range range)
 {
@@ -245,7 +248,8 @@ bisect_pages(record_search *s, mm_range range)
     }
 }
 
-/* A page that has the record behind one that lacks it, from pages of which that is true. */
+/* Bisects from a page that lacks the record to a later page that has it. Returns a page that has
+ * the record right behind a page that lacks it. */
 static CUdeviceptr
 bisect_border(record_search *s, CUdeviceptr lacks, CUdeviceptr has, CUdeviceptr allocation)
 {
@@ -260,8 +264,9 @@ bisect_border(record_search *s, CUdeviceptr lacks, CUdeviceptr has, CUdeviceptr 
     return has;
 }
 
-/* A border that is near before a range whose first page has the record, by pages at twice the
- * distance each time; the start of the allocation if all of them have it. */
+/* Looks back from a range whose first page has the record, twice as far each time. Returns a page
+ * that has the record right behind a page that lacks it, or the first page of the allocation if all
+ * pages on the way that were queried have the record. */
 static CUdeviceptr
 nearest_border(record_search *s, mm_range range)
 {
@@ -277,8 +282,9 @@ nearest_border(record_search *s, mm_range range)
     return first;
 }
 
-/* Extends a range whose first page has the record by pages before it that have it as well, so that
- * it begins a node. False if the nearest border is none, or lies before a gap. */
+/* Extends a range whose first page has the record back to where a node begins. False if no node is
+ * known to begin at the nearest border, or if a page between the border and the range lacks the
+ * record. */
 static bool
 extend_to_node(record_search *s, mm_range *range)
 {
@@ -293,7 +299,8 @@ extend_to_node(record_search *s, mm_range *range)
     return true;
 }
 
-/* True if all pages have the record, where one query says so that may have passed over some. */
+/* True if all pages have the record. One query of the range has said so, but may have passed over
+ * pages. */
 static MM_COLD bool
 have_all(record_search *s, mm_range range)
 {
@@ -345,7 +352,7 @@ mm_first_without_record(mm_driver *cu, mm_range range, mm_record r)
     if (have(&s, mm_first_page(range))) {
         found = extend_to_node(&s, &more) ? bisect_pages(&s, more) : scan_for_record(&s, range);
     }
-    /* Outside of the range if another thread has changed the records. */
+    /* The result is outside the range if another thread has changed the records. */
     return found - range.start < range.size ? found : range.start;
 }
 
@@ -380,7 +387,7 @@ mm_range_read_mostly(mm_driver *cu, mm_range range, bool *on, mm_status *st)
     return failure.code == CUDA_SUCCESS ? 0 : fail_query(cu, range, &failure, st);
 }
 
-/* Queries again if the record changed between type and id. */
+/* Queries again if the record changed between the driver's reads of type and id. */
 static void
 query_location(mm_driver *cu, mm_range range, CUmem_range_attribute attribute,
                CUmem_range_attribute type, CUmemLocation *location, mm_query_failure *failure)

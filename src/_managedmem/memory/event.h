@@ -4,9 +4,10 @@
 
 #include "../driver/uvm_queue.h"
 
-/* The processors that an event names: `source`, `destination`, or a set in `extra`. */
+/* Kinds of events. An event names processors in `source` and `destination`, or as a set in
+ * `extra`. */
 typedef enum {
-    MM_MOVE, /* from source to destination; extra: ns from the start of its push to its own */
+    MM_MOVE, /* from source to destination; extra: its start, in ns from the start of its push */
     MM_HOST_FAULT, /* of the source, which is the host; extra: the thread */
     MM_DEVICE_FAULT, /* of the source, a device */
     MM_REMOTE_MAP, /* the source reaches the memory at the destination; extra: mm_remote_cause */
@@ -19,7 +20,7 @@ typedef enum {
     MM_EVENT_KINDS
 } mm_event_kind;
 
-/* Causes of moves: the module's numbers, and one that the recording finds out. */
+/* Causes of moves: the numbers of the nvidia-uvm module, and one that the recording finds out. */
 typedef enum {
     MM_CAUSE_UNKNOWN, /* including accesses of a debugger */
     MM_CAUSE_REQUESTED, /* a prefetch, or a move that advice asked for */
@@ -27,7 +28,7 @@ typedef enum {
     MM_CAUSE_SPECULATIVE, /* beside pages that faulted, by the module's own prediction */
     MM_CAUSE_EVICTION,
     MM_CAUSE_ACCESS_COUNTERS,
-    MM_CAUSE_HOST_VIEW, /* a prefetch that numpy() and its kind made; not of the module */
+    MM_CAUSE_HOST_VIEW, /* a prefetch that numpy() or a similar view made; not the module's */
     MM_CAUSES
 } mm_cause;
 

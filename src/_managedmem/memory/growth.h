@@ -7,9 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* The array, moved if its *capacity is below `needed` items of `size` bytes. On failure it stays
- * as it is, and so does *capacity: the caller compares that with `needed`. Grows by a half at
- * least, so that a sequence of additions costs linear time. */
+/* Returns the array, which is enlarged and may move if *capacity is below `needed` items of `size`
+ * bytes. On failure the array and *capacity stay as they are: the caller compares *capacity with
+ * `needed`. Grows by a half at least, so that a sequence of additions costs linear time. */
 static inline void *
 mm_grow(void *items, size_t *capacity, size_t needed, size_t size, mm_status *st)
 {

@@ -54,7 +54,7 @@ is_recorded_guard(const mm_guard *g)
     return false;
 }
 
-/* True even if the guard may be one of those that are not recorded. */
+/* Also true if more guards are entered than are recorded: this guard may be among the rest. */
 bool
 mm_guard_is_entered(const mm_guard *g)
 {

@@ -1,5 +1,5 @@
-/* leaks.c: resources that could not be freed at their end: the list of those to be freed later, and the
- * list of those that leak. */
+/* leaks.c: resources that could not be freed at their end: the list of those to be freed later, and
+ * the notes of those that leak. */
 #include "leaks.h"
 
 #include <assert.h>

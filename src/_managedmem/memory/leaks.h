@@ -1,9 +1,10 @@
-/* leaks.h: resources that could not be freed at their end: those that are freed later, and those that leak
- * because the driver refused where no caller can raise, which are kept here until Python reports them.
+/* leaks.h: resources that could not be freed at their end. Some are freed later. The others leak,
+ * because the driver refused the free where no caller can raise: notes of these leaks are kept here
+ * until Python reports them.
  *
- * CUDA refuses to free inside a host function, where Python's garbage collector may run; a block
- * of a pool waits for the end of a capture, a pool for its queued frees. Such a
- * resource contains its list entry, so that deferring a free needs no allocation. */
+ * CUDA refuses to free inside a host function, where Python's garbage collector may run. A block of
+ * a pool waits for the end of a capture, and a pool waits for its queued frees. A resource that is
+ * freed later contains its list entry, so that deferring the free needs no allocation. */
 #ifndef MM_LEAKS_H
 #define MM_LEAKS_H
 
@@ -11,7 +12,7 @@
 
 /* --- freed later --- */
 
-/* The caller's conditions, which decide what can be freed. All zero: nothing is known. */
+/* What the caller knows, which decides what can be freed. All zero: nothing is known. */
 typedef struct {
     bool pools; /* retired pools are attempted too */
     bool idle; /* the caller has just waited for `device` */
@@ -55,11 +56,12 @@ struct mm_leak {
     size_t size; /* bytes of memory; 0 for other resources, and where it is not known */
 };
 
-/* True if the resource is gone: freed, or with its context or its driver. */
+/* True if the resource is gone: it was freed, or its context or its driver has ended. */
 bool mm_is_freed(CUresult code);
 
-/* Notes a failed free, unless the resource is gone or is freed late. Safe from every thread, without
- * a lock. Beyond some notes that nobody took, further ones are dropped. */
+/* Notes a failed free, unless the resource is gone or is freed later. Safe from every thread,
+ * without a lock. The number of notes is limited: further notes are dropped until mm_leaks_take is
+ * called. */
 void mm_leak_note(CUresult code, const char *function, size_t size);
 
 /* mm_leak_note for a status: only failures of functions that free are leaks. */

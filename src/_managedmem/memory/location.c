@@ -68,7 +68,7 @@ mm_advice_name(CUmem_advise advice)
             return advices[i].name;
         }
     }
-    return ""; /* unreached: every caller has a case */
+    return ""; /* not reached: callers pass one of the six */
 }
 
 bool

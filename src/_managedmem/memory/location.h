@@ -35,7 +35,7 @@ mm_host(void)
  * device and a NUMA node, and is 0 for the others.
  *
  * A driver that reads type and id separately may mix two locations if the record changes in
- * between. An id that the type does not have gives none. */
+ * between. An id that the type cannot have gives type INVALID. */
 static inline CUmemLocation
 mm_location_from_attributes(int device_count, int type, int id)
 {
@@ -65,8 +65,9 @@ mm_same_location(CUmemLocation a, CUmemLocation b)
                || a.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT);
 }
 
-/* A location for a call with an array of locations. The driver records the number of a host that it
- * gets there, and CU_DEVICE_CPU where a call has one location: queries join equal records only. */
+/* Returns the location to pass in an array. From an array, the driver records the id of a host as
+ * it is given; from a call with one location, it records CU_DEVICE_CPU. So the host gets that id in
+ * arrays too, because a query finds a location only if the records of all pages are equal. */
 static inline CUmemLocation
 mm_location_in_array(CUmemLocation location)
 {

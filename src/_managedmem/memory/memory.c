@@ -36,7 +36,7 @@ mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st)
     mm_memory *m = new_memory(start, size, st);
 
     if (m != NULL && mm_allocations_are_logged()) {
-        m->entry.born = mm_raw_clock(); /* if it gets a name */
+        m->entry.born = mm_raw_clock(); /* for the log, if the memory gets a name */
     }
     return m;
 }
@@ -173,9 +173,9 @@ free_allocation(mm_memory *m, const CUstream *stream, mm_status *st)
     return mm_free(cu, atomic_load(&m->allocation), st);
 }
 
-/* The entry ends after the free, which waits for work that still moves the memory. Another thread
- * may have the address by then, in an entry with a higher serial. After a refused free the memory
- * is still used, or freed late. */
+/* The entry ends after the free, which waits for work that still moves the memory. By then another
+ * thread may have got the address, in an entry with a higher serial. If the free was refused inside
+ * a host function, the entry stays, because the memory is used further or freed later. */
 static int
 free_owned(mm_memory *m, const CUstream *stream, mm_status *st)
 {
@@ -239,7 +239,8 @@ defer_pool_block(mm_memory *m)
     mm_pool_defer_free(block);
 }
 
-/* Memory of a context that was destroyed is gone, and the driver does not know its address. */
+/* Notes the leak unless the memory is gone: the driver does not know its address any more, because
+ * its context was destroyed. */
 static void
 note_leak(const mm_memory *m, const mm_status *st)
 {
@@ -280,8 +281,8 @@ attempt_memory(mm_driver *cu, mm_deferred_free *entry, const mm_free_conditions 
     return true;
 }
 
-/* A pool block has an entry of its own. The entry of the memory has a reference, and closes the
- * guard if calls of other threads were under way. */
+/* The block of closed pool memory is deferred by its own entry. Other memory is deferred with a
+ * reference to it, and attempt_memory closes the guard if calls of other threads were under way. */
 static void
 defer_memory(mm_memory *m)
 {

@@ -2,9 +2,9 @@
  *
  * A reference keeps this struct, a hold keeps the memory. The address may only be used between
  * enter and leave, or export and unexport, of the guard. References and holds are acquired
- * together; a closed view releases its hold before its reference. The last hold retires the
- * memory. Closing frees exactly once. All functions may be called in any thread, without an
- * interpreter. */
+ * together; a closed view releases its hold before its reference. The release of the last hold
+ * retires the memory. Closing frees exactly once. All functions may be called in any thread,
+ * without an interpreter. */
 #ifndef MM_MEMORY_H
 #define MM_MEMORY_H
 
@@ -42,8 +42,8 @@ typedef struct {
 } mm_memory;
 
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
- * pages, and the driver packs small allocations 512 bytes apart. It is attached to every device or to
- * the host. 0 bytes have the address 0 and no allocation. */
+ * pages, and the driver packs small allocations 512 bytes apart. The memory is attached to every
+ * device or to the host. 0 bytes have the address 0 and no allocation. */
 mm_memory *mm_memory_allocate(mm_driver *cu, size_t size, CUmemAttach_flags to, mm_status *st);
 
 /* Allocates from a pool in the order of the stream; shared may be NULL. Managed memory is rounded
@@ -54,7 +54,8 @@ mm_memory *mm_memory_allocate_from(mm_driver *cu, mm_pool *pool, size_t size, CU
 /* Wraps memory that other code frees. */
 mm_memory *mm_memory_wrap(CUdeviceptr start, size_t size, mm_status *st);
 
-/* Adds wrapped memory to the list of memories before it has a name: it ends with its buffer. */
+/* Adds wrapped memory to the list of memories even without a name, because it ends with its
+ * buffer. */
 void mm_memory_add_entry(mm_memory *m);
 
 /* Acquires a hold and a reference. */
@@ -63,9 +64,9 @@ void mm_memory_retain(mm_memory *m);
 /* Releases a hold. True for the last one: the caller must then call mm_memory_retire. */
 MM_NODISCARD bool mm_memory_release_hold(mm_memory *m);
 
-/* Closes memory without a hold: waits for calls under way, and frees owned memory. Call it without
- * the GIL if mm_memory_closing_blocks; else it does nothing. Inside a host function the memory is
- * freed later. Other failures are noted (leaks.h). */
+/* Closes memory that has no hold left: waits for calls under way, and frees owned memory. Call it
+ * without the GIL if mm_memory_closing_blocks; else it only ends the entry in the list of memories.
+ * Inside a host function the memory is freed later. Other failures are noted (leaks.h). */
 void mm_memory_retire(mm_memory *m);
 
 /* True if closing the memory can wait for calls or frees memory. */
@@ -77,12 +78,12 @@ void mm_memory_release_reference(mm_memory *m);
 /* Releases a hold, retires the memory after the last one, and releases the reference. */
 void mm_memory_release(mm_memory *m);
 
-/* Closes the memory; *first is true if this call did. Memory of a pool is freed in the order of
- * *stream; if stream is NULL, in the stream of its block. After a failed free the memory counts as
- * closed, except inside a host function, where it stays open. */
+/* Closes the memory; *first becomes true if this call closed it. Memory of a pool is freed in the
+ * order of *stream, or in the stream of its block if stream is NULL. After a failed free the memory
+ * counts as closed, except inside a host function, where it stays open. */
 MM_NODISCARD int mm_memory_close(mm_memory *m, const CUstream *stream, bool *first, mm_status *st);
 
-/* Opens memory again that a mm_memory_close has closed: its owner could not free it. */
+/* Opens memory again that mm_memory_close has closed, because its owner could not free it. */
 void mm_memory_reopen(mm_memory *m);
 
 /* Sets the name, or removes it with NULL. *done is false if the memory is closed. */
@@ -98,7 +99,7 @@ MM_NODISCARD int mm_memory_set_stream(mm_driver *cu, mm_memory *m, CUstream stre
 MM_NODISCARD int mm_memory_refuse_capture(mm_driver *cu, mm_memory *m, const CUstream *stream,
                                           mm_status *st);
 
-/* Checks that the memory allows the operation. Managed memory is checked once. */
+/* Checks that the memory allows the operation. Managed memory is checked only once. */
 MM_NODISCARD int mm_memory_check(mm_driver *cu, mm_memory *m, mm_operation op, mm_status *st);
 
 #endif

@@ -32,16 +32,16 @@ typedef struct {
 
 typedef struct {
     mm_memory_counts all;
-    mm_memory_counts by[MM_SOURCES][MM_COUNTED_DEVICES]; /* the device is one more than here */
+    mm_memory_counts by[MM_SOURCES][MM_COUNTED_DEVICES]; /* the second index is the device + 1 */
 } mm_memory_tally;
 
-/* Memory of this kind begins; `again` if it had ended before, and resumes. */
+/* Counts memory that begins; `again` is true if it had ended before, and resumes. */
 void mm_tally_begin(mm_memory_tally *tally, mm_source source, int device, size_t bytes,
                     bool again);
 
 void mm_tally_end(mm_memory_tally *tally, mm_source source, int device, size_t bytes);
 
-/* Peaks count from now on. */
+/* Sets each peak to the present bytes. */
 void mm_tally_reset_peaks(mm_memory_tally *tally);
 
 #endif

@@ -5,8 +5,8 @@
 #include "../driver/driver.h"
 #include "location.h"
 
-/* The node of the host nearest to the device where its memory is on several NUMA nodes, else the
- * host: with one node, drivers forget a node that is asked for. */
+/* Stores the NUMA node nearest to the device if the memory of the host is on several nodes, else
+ * the host. With one node, drivers do not record a node that is asked for. */
 MM_NODISCARD int mm_nearest_host(mm_driver *cu, int device, CUmemLocation *host, mm_status *st);
 
 #endif

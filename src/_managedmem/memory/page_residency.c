@@ -8,13 +8,13 @@
 #include "driver_records.h"
 #include "growth.h"
 
-/* A run that is being made, with addresses. */
+/* What the reading of one range works with. */
 typedef struct {
     mm_driver *cu;
     mm_places *places;
     mm_range range;
     mm_range_places *out;
-    CUmemLocation *answers; /* of one call, MOST_ANSWERS; NULL if the driver has none */
+    CUmemLocation *answers; /* space for MOST_ANSWERS of one call; NULL if the driver gives none */
 } place_reader;
 
 enum { MOST_ANSWERS = 4096 };
@@ -94,9 +94,9 @@ hint_of(mm_places *places, CUmemLocation location)
     return (uint8_t)(i + 1);
 }
 
-/* The place of pages that are not mapped. A prefetch says only where pages were sent, so it never
- * makes "on a device" of "not on the host". The driver names a destination only if all pages share
- * it. In the caller's scope. */
+/* Queries the place of pages that the host has not mapped. A prefetch says only where pages were
+ * sent, so it never makes "on a device" of "not on the host". The driver names a destination only
+ * if all pages share it. In the caller's scope. */
 static int
 query_prefetch(const place_reader *reader, mm_span pages, mm_place_run *run, mm_status *st)
 {
@@ -145,7 +145,8 @@ append_by_parts(const place_reader *reader, mm_span pages, uint64_t step, mm_sta
     return 0;
 }
 
-/* One query for all of them, if it has an answer: else one for each block of 2 MiB. */
+/* Appends pages that are not mapped: by one query for all of them if it names a destination, else
+ * by a query for each block of 2 MiB. */
 static int
 append_with_hints(const place_reader *reader, mm_span pages, mm_status *st)
 {
@@ -167,7 +168,7 @@ is_unexplained(const mm_place_run *run)
 }
 
 /* The driver answers "none" both if no page was prefetched and if the pages differ; only the
- * answer for a single page is exact. Asks for each page that has no hint so far, if they are
+ * answer for a single page is exact. So each page without a hint is queried, if such pages are
  * few. */
 static int
 ask_for_pages(const place_reader *reader, mm_status *st)
@@ -202,7 +203,7 @@ ask_for_pages(const place_reader *reader, mm_status *st)
 /* Types of locations that the oldest supported headers lack. */
 enum { TYPE_DEVICE_DOMAIN = 6 };
 
-/* A device that this process does not see is not on the host, and no more is known. */
+/* If the answer is a device that this process does not see, the place is only "not on the host". */
 static mm_place_run
 answered_place(const place_reader *reader, CUmemLocation answer)
 {
@@ -232,8 +233,8 @@ answered_place(const place_reader *reader, CUmemLocation answer)
     return run;
 }
 
-/* Appends pages by one call with an answer for each page, which the sample of one address makes
- * exact. 1 if this system does not support it. */
+/* Appends pages by one call that gives an answer for each page. Each answer comes from one sample
+ * in its page, so it is exact. Returns 1 if this system does not support the call. */
 static int
 append_answers(const place_reader *reader, mm_span pages, mm_status *st)
 {
@@ -269,8 +270,8 @@ refuse_coherent(mm_status *st)
                    "are, and cuMemGetLocationInfo of CUDA 13.4 is missing or does not work here");
 }
 
-/* Appends pages that the host has not mapped, or of which its page map says nothing. A part begins
- * at a page, unless the first one does not, so that each answer is about one page. */
+/* Appends pages that the host has not mapped, or of which its page map says nothing. Each part,
+ * except perhaps the first, begins at a page border, so that each answer is about one page. */
 static int
 append_absent(place_reader *reader, mm_span pages, mm_status *st)
 {
@@ -296,7 +297,7 @@ append_absent(place_reader *reader, mm_span pages, mm_status *st)
 
 /* --- ranges ----------------------------------------------------------------------------- */
 
-/* Appends the runs of a range with these mapped pages, of which a copy is on the host for certain. */
+/* Appends the runs of a range. The mapped pages have a copy on the host for certain. */
 static int
 append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
 {
@@ -320,7 +321,8 @@ append_all(place_reader *reader, const mm_spans *mapped, mm_status *st)
     return rc < 0 ? rc : ask_for_pages(reader, st);
 }
 
-/* On a machine with several nodes. Where the process may not ask, node_bytes stays NULL. */
+/* Counts the bytes on each node of a machine with several nodes. If the process may not ask,
+ * node_bytes stays NULL. */
 static int
 count_nodes_of(place_reader *reader, const mm_spans *mapped, mm_pagemap_source *source,
                mm_status *st)
@@ -345,7 +347,8 @@ covers(const mm_spans *mapped, mm_span pages)
            && mapped->span[0].end == pages.end;
 }
 
-/* Nothing says that a capture allows cuMemGetLocationInfo, as it allows queries of records. */
+/* A capture allows queries of records. Nothing says that it allows cuMemGetLocationInfo, so the
+ * scope of that call is relaxed. */
 static int
 ask_driver(place_reader *reader, const mm_spans *mapped, mm_status *st)
 {

@@ -20,8 +20,8 @@ typedef enum { MM_BY_PAGE_MAP, MM_BY_PAGE_MAP_AND_PREFETCH, MM_BY_DRIVER } mm_pl
 typedef struct {
     uint64_t offset, size; /* in bytes from the start of the range */
     uint8_t place, evidence;
-    uint8_t hint; /* an index in the hints + 1, or 0: the device of MM_PLACE_DEVICE, or the
-                   * destination of the last prefetch */
+    uint8_t hint; /* 0 for none, else 1 + the index in mm_places.hint of the device of
+                   * MM_PLACE_DEVICE, or of the destination of the last prefetch */
 } mm_place_run;
 
 _Static_assert(sizeof(mm_place_run) == 24, "the struct that Python reads");

@@ -25,12 +25,12 @@ MM_NODISCARD int mm_page_runs_append(mm_page_runs *runs, const mm_page_run *run,
 
 /* Runs are compared by the meaning of their records, or by the records themselves: batch calls
  * record the host with another id than single calls, so two records can have one meaning
- * (conformance: page map). */
+ * (conformance: batch to hosts). */
 typedef enum { MM_BY_MEANING, MM_BY_RECORD } mm_run_comparison;
 
-/* Appends the runs of a range, which is to lie behind those in the list. Queries page by page: for
- * a longer range the driver answers "unset" both if no page has the advice and if only some have
- * it. */
+/* Appends the runs of a range, which must lie behind the runs in the list. Queries page by page,
+ * because for a longer range the driver answers "unset" both if no page has the advice and if only
+ * some have it. */
 MM_NODISCARD int mm_page_runs_read(mm_driver *cu, mm_range range, mm_run_comparison comparison,
                                    mm_page_runs *runs, mm_status *st);
 

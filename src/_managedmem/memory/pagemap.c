@@ -31,7 +31,7 @@ call_ioctl(int file, unsigned long request, void *argument)
     return ioctl(file, request, argument);
 }
 
-/* Without destinations, the call reports the nodes of pages. */
+/* Without destinations, move_pages moves nothing and reports the nodes of the pages. */
 static long
 ask_for_nodes(unsigned long count, void **pages, int *nodes)
 {
@@ -89,8 +89,8 @@ _Static_assert(sizeof(scan_region) == 24 && sizeof(scan_argument) == 96, "not th
 
 enum { REGIONS = 512 }; /* as many as the kernel gathers at a time */
 
-/* Regions that do not lie in order inside the range are not the kernel's; the call then counts as
- * failed. */
+/* A kernel with the scan gives regions in order and inside the range. If others are found, the call
+ * counts as failed. */
 static bool
 is_region_inside(const scan_region *region, uint64_t from, uint64_t end)
 {
@@ -99,8 +99,8 @@ is_region_inside(const scan_region *region, uint64_t from, uint64_t end)
 
 typedef enum { SCANNED, NOT_SCANNED, SCAN_FAILED } scan_result;
 
-/* A request ends early when its regions are used up; the next one goes on from there. NOT_SCANNED
- * leaves the rest, from *start on, to read_entries. */
+/* A request ends early when its regions are used up; the next request goes on from there.
+ * NOT_SCANNED leaves the rest, from *start on, to read_entries. */
 MM_GUARD_ARRAYS static scan_result
 scan_pages(const mm_pagemap *map, uint64_t *start, uint64_t end, mm_spans *mapped, mm_status *st)
 {
@@ -220,7 +220,8 @@ mm_pagemap_read(mm_pagemap *map, mm_span range, mm_spans *mapped, mm_status *st)
         if (result != NOT_SCANNED) {
             return result == SCANNED ? 0 : -1;
         }
-        /* Kernels without it say one of these. Other failures, such as a lack of memory, can pass. */
+        /* Kernels without the scan fail with one of these codes. Other failures, such as a lack of
+         * memory, may not last. */
         if (errno == ENOTTY || errno == EINVAL) {
             atomic_store_explicit(&map->source->lacks_scan, true, memory_order_relaxed);
         }
@@ -271,7 +272,7 @@ mm_span_inside(mm_span span, mm_span limits)
 
 enum { PAGES_ASKED = 512 };
 
-/* The pages of one call, with the bytes of each that count. */
+/* The pages of one call, and the bytes to count for each page. */
 typedef struct {
     void *page[PAGES_ASKED];
     int node[PAGES_ASKED];

@@ -16,7 +16,7 @@ typedef struct {
     uint64_t start, end;
 } mm_span;
 
-/* In the order of their addresses; neighbours are one. All zero is an empty list. */
+/* Spans in the order of their addresses; adjacent spans are joined. All zero is an empty list. */
 typedef struct {
     mm_span *span;
     size_t count, capacity;
@@ -24,13 +24,13 @@ typedef struct {
 
 void mm_spans_free(mm_spans *spans);
 
-/* The system calls that are needed: -1 with errno on failure. */
+/* The system calls that are needed. They return -1 with errno on failure. */
 typedef struct {
     int (*open)(const char *path);
     int (*ioctl)(int file, unsigned long request, void *argument);
     ssize_t (*pread)(int file, void *to, size_t size, off_t offset);
     int (*close)(int file);
-    long (*move_pages)(unsigned long count, void **pages, int *nodes); /* moves none: asks */
+    long (*move_pages)(unsigned long count, void **pages, int *nodes); /* only asks for nodes */
 } mm_pagemap_calls;
 
 typedef enum { MM_NODES_UNKNOWN, MM_ONE_NODE, MM_SEVERAL_NODES } mm_node_count;
@@ -38,20 +38,20 @@ typedef enum { MM_NODES_UNKNOWN, MM_ONE_NODE, MM_SEVERAL_NODES } mm_node_count;
 /* The calls, and the abilities of the kernel, once a call has shown them. */
 typedef struct {
     const mm_pagemap_calls *calls;
-    atomic_bool lacks_scan; /* has no PAGEMAP_SCAN, which Linux has from 6.7 on */
+    atomic_bool lacks_scan; /* the kernel has no PAGEMAP_SCAN, which Linux has from 6.7 on */
     atomic_int nodes; /* mm_node_count */
 } mm_pagemap_source;
 
 extern mm_pagemap_source mm_kernel_pagemap;
 
-/* The open page map of this process. A forked child has another one, so it is opened for each
- * use. */
+/* The open page map of this process. A forked child has another page map, so the file is opened for
+ * each use. */
 typedef struct {
     mm_pagemap_source *source;
     int file;
 } mm_pagemap;
 
-/* Fails with MM_SYSTEM_CALL, as where /proc is not mounted. */
+/* Fails with MM_SYSTEM_CALL, for example if /proc is not mounted. */
 MM_NODISCARD int mm_pagemap_open(mm_pagemap *map, mm_pagemap_source *source, mm_status *st);
 void mm_pagemap_close(mm_pagemap *map);
 
@@ -69,8 +69,8 @@ bool mm_pagemap_has_nodes(mm_pagemap_source *source);
 mm_span mm_span_inside(mm_span span, mm_span limits);
 
 /* Adds the bytes of mapped pages, as far as they are inside the limits, to the bytes of their
- * nodes. Pages that were unmapped meanwhile count nowhere. False, with some of the pages counted,
- * if this process may not ask. */
+ * nodes. Pages that were unmapped meanwhile are not counted. False if this process may not ask;
+ * some of the pages are counted then. */
 MM_NODISCARD bool mm_pagemap_count_nodes(mm_pagemap_source *source, const mm_spans *mapped,
                                          mm_span limits, uint64_t bytes[MM_MOST_NODES]);
 

@@ -13,7 +13,7 @@ typedef struct {
     bool view; /* the guard of a view: it must be open, but is not entered */
     bool recheck; /* this memory can be freed unnoticed: the driver is queried */
     mm_range range; /* of all entries in this memory, for the query */
-    size_t entry; /* the first of these, for messages */
+    size_t entry; /* the first of these entries, for messages */
 } hold;
 
 struct mm_plan {
@@ -52,8 +52,8 @@ compare_entries(const void *a, const void *b)
     return compare_numbers(((const hold *)a)->entry, ((const hold *)b)->entry);
 }
 
-/* Memory that the driver does not know has no allocation, so two ranges of it never have the same
- * owner. */
+/* Memory that the driver does not know has no allocation, so two ranges of such memory never count
+ * as of the same owner. */
 static bool
 have_same_owner(const hold *a, const hold *b)
 {
@@ -288,7 +288,8 @@ mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options, m
     return rc;
 }
 
-/* The transfers of a plan are merged, so each entry is a transfer of its own again, to be counted. */
+/* The transfers of a plan are merged. Here each entry becomes a transfer of its own again, so that
+ * the entries that are passed over can be counted. */
 int
 mm_plan_execute_or_skip(mm_driver *cu, mm_plan *p, const mm_plan_entry *entries, size_t count,
                         const mm_dispatch_options *options, size_t *skipped, mm_status *st)

@@ -29,8 +29,8 @@ void mm_plan_release(mm_plan *p);
 MM_NODISCARD int mm_plan_execute(mm_driver *cu, mm_plan *p, const mm_dispatch_options *options,
                                  mm_status *st);
 
-/* mm_plan_execute for plans of prefetches, but where this system lacks a prefetch, prefetches the
- * entries one by one, and adds the number of refused entries to *skipped. */
+/* Executes a plan of prefetches on a system that may not support some of them. Passes over the
+ * entries that are not supported, and adds their number to *skipped. `entries` are the plan's. */
 MM_NODISCARD int mm_plan_execute_or_skip(mm_driver *cu, mm_plan *p, const mm_plan_entry *entries,
                                          size_t count, const mm_dispatch_options *options,
                                          size_t *skipped, mm_status *st);

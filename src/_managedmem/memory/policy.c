@@ -18,8 +18,8 @@ enum { MOST_NAMED = 3 }; /* spans in a message */
  * failed change even where its advice is not recorded. */
 typedef enum { STOP_CHANGE, TRY_REST, UNDO_CHANGE } failure_mode;
 
-/* The pages of one call: all adjacent ones; adjacent ones with equal records, which the driver
- * records together; or a single page, which the driver always records. */
+/* The pages that one call advises: all adjacent pages; adjacent pages with equal records, which the
+ * driver records together; or a single page, which the driver always records. */
 typedef enum { GROUP_ADJACENT, GROUP_EQUAL, GROUP_SINGLE } page_grouping;
 
 /* A change in progress. Its span is advised when the next pages do not belong to it. */
@@ -113,7 +113,8 @@ report_span(change *c, CUmem_advise advice, CUmemLocation location)
                   c->span.size, (unsigned long long)c->span.start);
 }
 
-/* Later groupings repeat advice only to have it recorded by the driver. */
+/* False for undoing, and for later groupings, which repeat advice only to have it recorded by the
+ * driver. */
 static bool
 is_first_advice(const change *c)
 {
@@ -241,7 +242,8 @@ change_all_attributes(change *c, const mm_page_runs *from, const mm_page_runs *t
     }
 }
 
-/* The driver does not tell the advice of system memory: it gets one run without a policy. */
+/* The driver does not tell the advice of system memory: such memory gets one run without a
+ * policy. */
 static int
 read_runs(mm_driver *cu, mm_range range, mm_page_runs *runs, mm_status *st)
 {

@@ -6,16 +6,17 @@
 #include "batch.h"
 #include "page_runs.h"
 
-/* Advises memory that was just allocated: one call for each part of the policy. Pages are only read
- * in memory so small that it can have records of freed memory. After a failure some of the advice
- * is given, and the caller frees the memory. */
+/* Advises memory that was just allocated, by one call for each part of the policy. Queries the
+ * records of pages only in memory so small that it can have records of freed memory. After a
+ * failure some of the advice may have been given, and the caller frees the memory. */
 MM_NODISCARD int mm_policy_advise_new(mm_driver *cu, mm_range memory, const mm_policy *policy,
                                       mm_status *st);
 
 /* The other functions merge the batch first and ignore its locations. */
 
-/* The runs of all ranges; an empty list on failure. The driver does not tell the advice of system
- * memory: its ranges are runs without a policy, to which restoring brings them. */
+/* Reads the runs of all ranges; *runs is empty after a failure. The driver does not tell the advice
+ * of system memory. Its ranges become runs without a policy, so restoring them unsets their
+ * advice. */
 MM_NODISCARD int mm_policy_read(mm_driver *cu, mm_batch *b, mm_page_runs *runs, mm_status *st);
 
 /* Makes the advice on every page equal to the policy. On success *before has the earlier advice.

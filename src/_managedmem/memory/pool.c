@@ -46,8 +46,8 @@ retain_if_alive(mm_pool *pool)
     return references > 0;
 }
 
-/* The pool behind `after`, or the first one, with a reference; NULL behind the last. Releases the
- * reference to `after`, whose place in the list it has kept. */
+/* Retains the pool behind `after`, or the first pool if that is NULL; NULL behind the last. Then
+ * releases the reference to `after`, which has kept that pool in the list. */
 static mm_pool *
 next_pool(mm_pool *after)
 {
@@ -287,9 +287,9 @@ free_block_struct(mm_pool_block *block)
     free(block);
 }
 
-/* True if each device in use has been idle since the free was deferred. Waits for `device`,
- * because the caller's wait may have been earlier, but not for other devices: a wait destroys
- * their captures. */
+/* True if each device in use has been idle since the free was deferred. Waits for `device`, because
+ * the caller's wait may have come before the free was deferred. Does not wait for other devices,
+ * because a wait destroys their captures. */
 static bool
 were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 {
@@ -311,7 +311,7 @@ were_devices_idle(mm_driver *cu, mm_pool_block *block, int device)
 }
 
 /* Frees the block in its order, or after all devices were idle; false if it must wait. Outside of
- * a host function, a failed free counts as done, because it may have acted. */
+ * a host function, a failed free counts as done, because the driver may have acted. */
 static bool
 free_block_if_possible(mm_driver *cu, mm_pool_block *block, const mm_free_conditions *conditions)
 {
@@ -385,8 +385,9 @@ mm_pool_device(const mm_pool *pool)
     return pool->managed ? MM_ANY_DEVICE : pool->location.id;
 }
 
-/* Sets order->stream for a block that is allocated on the stream. The thread that frees cannot
- * name this thread's per-thread default stream, but the legacy stream is ordered after it. */
+/* Sets order->stream for a block that is allocated on the stream. For both default streams that is
+ * the legacy stream: the thread that frees cannot name this thread's per-thread default stream, but
+ * the legacy stream is ordered after it. */
 static int
 set_order(mm_driver *cu, const mm_pool *pool, CUstream stream, mm_block_order *order,
           mm_status *st)
@@ -454,7 +455,7 @@ mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st)
     } else if (cu != NULL) {
         stream = mm_block_stream(cu, &block->order);
     }
-    /* The work of a destroyed stream may go on: only a wait for the devices is behind it. */
+    /* The work of a destroyed stream may go on: only a wait for the devices covers it. */
     if (cu != NULL && other == NULL && has_another_stream(cu, &block->order)) {
         mm_pool_defer_free(block);
         return 0;

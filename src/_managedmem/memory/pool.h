@@ -38,16 +38,16 @@ struct mm_pool_block {
     uint64_t waited; /* bit n: device n has been idle since the free was deferred */
 };
 
-/* Creates a pool of managed memory, with a preferred location or none, or of device memory, of which
- * max_size bounds the bytes (0: nothing does). It keeps freed memory until it is trimmed. */
+/* Creates a pool of managed memory, with a preferred location or none, or a pool of device memory,
+ * with at most max_size bytes (0: no limit). The pool keeps freed memory until it is trimmed. */
 mm_pool *mm_pool_create(mm_driver *cu, bool managed, CUmemLocation location, size_t max_size,
                         mm_status *st);
 
-/* The device that owns device memory, and on whose default stream it is allocated and freed;
- * MM_ANY_DEVICE for managed memory. */
+/* The device that owns the memory of a device pool, and whose default stream is meant where such
+ * memory is allocated or freed on a default stream; MM_ANY_DEVICE for a managed pool. */
 int mm_pool_device(const mm_pool *pool);
 
-/* That device, or the one that managed memory prefers; else MM_NO_DEVICE. */
+/* The device that owns device memory, or that managed memory prefers; else MM_NO_DEVICE. */
 int mm_pool_location_device(const mm_pool *pool);
 
 void mm_pool_retain(mm_pool *pool);
@@ -62,20 +62,20 @@ void mm_pool_drop(mm_pool *pool);
 /* Stores the id of the order's stream, if nothing keeps the stream. */
 void mm_block_order_identify(mm_driver *cu, mm_block_order *order);
 
-/* The stream of the order; a default stream if it ended with its context, after all its work, or if
- * another stream has its handle. */
+/* The stream of the order. A default stream if that stream ended with its context, after all its
+ * work, or if another stream now has its handle. */
 mm_device_stream mm_block_stream(mm_driver *cu, const mm_block_order *order);
 
 /* Allocates in the order of the stream, which must not capture. shared may be NULL. */
 mm_pool_block *mm_pool_allocate(mm_driver *cu, mm_pool *pool, size_t size, CUstream stream,
                                 mm_stream *shared, mm_status *st);
 
-/* Frees the block in its order, or in the order of *other; later if that stream captures. The block
- * is gone after a failure too, unless mm_can_defer_free(st). */
+/* Frees the block in its own order, or in the order of *other; later if that stream captures. After
+ * a failure the caller must not use the block either, unless mm_can_defer_free(st). */
 MM_NODISCARD int mm_pool_free(mm_pool_block *block, const CUstream *other, mm_status *st);
 
 /* Frees the block in its order, in a later attempt. A stream of another library may not exist
- * any more, so such a block waits for an allocation on that stream or for idle devices. */
+ * any more, so a block in its order waits for an allocation on that stream or for idle devices. */
 void mm_pool_defer_free(mm_pool_block *block);
 
 /* Frees memory of the pool by its address. pool may be NULL. */
@@ -90,19 +90,19 @@ MM_NODISCARD int mm_pool_get_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_a
 MM_NODISCARD int mm_pool_set_attribute(mm_driver *cu, mm_pool *pool, CUmemPool_attribute attribute,
                                        uint64_t value, mm_status *st);
 
-/* Adds the bytes that the driver reserves for each pool of the process to reserved[the device of
- * mm_pool_location_device + 1]. */
+/* Adds the bytes that the driver reserves for each pool of the process to reserved[device + 1],
+ * where device is mm_pool_location_device of the pool. */
 MM_NODISCARD int mm_pools_add_reserved(mm_driver *cu, uint64_t reserved[MM_COUNTED_DEVICES],
                                        mm_status *st);
 
-/* Releases unused memory to the system, but keeps at least that many bytes. */
+/* Releases unused memory to the system, but keeps at least `keep` bytes. */
 MM_NODISCARD int mm_pool_trim(mm_driver *cu, mm_pool *pool, size_t keep, mm_status *st);
 
 /* The devices, besides its owner, that may use the memory of a device pool. */
 MM_NODISCARD int mm_pool_peers(mm_driver *cu, mm_pool *pool, mm_location_set *peers,
                                mm_status *st);
 
-/* Changes one set of peers to a different one by one driver call. */
+/* Changes the peers from one set to a different set, by one driver call. */
 MM_NODISCARD int mm_pool_change_peers(mm_driver *cu, mm_pool *pool, mm_location_set from,
                                       mm_location_set to, mm_status *st);
 

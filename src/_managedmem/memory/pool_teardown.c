@@ -16,8 +16,8 @@ mm_pending_frees_init(mm_pending_frees *frees)
     frees->unknown = false;
 }
 
-/* The key of a stream: unique in the process. Each thread has a per-thread default stream of
- * its own, with the same handle. */
+/* Stores the key of a stream, which is unique in the process. A handle is not: the per-thread
+ * default streams of all threads have the same handle. */
 static CUresult
 identify_stream(mm_driver *cu, CUstream stream, mm_free_event *key)
 {
@@ -142,8 +142,8 @@ mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream stream, CU
     (void)pthread_mutex_unlock(&frees->lock);
 }
 
-/* Destroys the events that were reached. True if every free has run, or the driver is shut down. In a
- * relaxed scope. */
+/* Destroys the events that were reached. True if every free has run, or the driver is shut down. In
+ * a relaxed scope. */
 static bool
 have_run(mm_driver *cu, mm_pending_frees *frees)
 {
@@ -170,10 +170,10 @@ mm_pending_frees_clear(mm_pending_frees *frees)
     frees->count = 0;
 }
 
-/* --- pools without an owner -------------------------------------------------------------------- */
+/* --- pools without an owner ------------------------------------------------------------------- */
 
-/* For frees without an event. *left is true if memory of the pool is in use, or its free has not
- * been waited for. */
+/* For frees without an event. *left becomes true if memory of the pool is in use, or if nothing has
+ * waited for its free. */
 static CUresult
 find_memory_left(mm_driver *cu, CUmemoryPool pool, bool *left, const char **function)
 {

@@ -1,5 +1,5 @@
-/* pool_teardown.h: pools without an owner, until the driver can destroy them, and whether the frees
- * of a pool have run, by an event for each stream that freed.
+/* pool_teardown.h: keeps pools without an owner until the driver can destroy them, and finds out
+ * whether the frees of a pool have run, by an event for each stream that freed.
  *
  * Driver 580 keeps using a pool that is destroyed behind a queued free: later waits crash or hang
  * (tests/conformance/probes/pool_end.c). So a pool is destroyed after its last free has run. */
@@ -35,7 +35,7 @@ void mm_pending_frees_add(mm_driver *cu, mm_pending_frees *frees, CUstream strea
 /* Frees the entries, not their events: calls no driver. */
 void mm_pending_frees_clear(mm_pending_frees *frees);
 
-/* --- pools without an owner -------------------------------------------------------------------- */
+/* --- pools without an owner ------------------------------------------------------------------- */
 
 typedef struct {
     mm_deferred_free deferred;

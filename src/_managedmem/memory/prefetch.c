@@ -1,8 +1,8 @@
 /* prefetch.c: the driver calls of one range in a stream. The measurements behind the sizes from
  * which prefetches are deferred are in docs/develop/dispatch.rst.
  *
- * A prefetch of one range runs on the legacy stream itself. Batch and discard calls cannot: stream.c
- * has the stream that stands in for it. */
+ * A prefetch of one range can run on the legacy stream itself. Batch and discard calls cannot:
+ * stream.c has the stream that stands in for the legacy stream. */
 #include "prefetch.h"
 
 #include <assert.h>
@@ -83,7 +83,7 @@ prefetch_in_scope(mm_driver *cu, mm_range range, CUmemLocation location, CUstrea
     return mm_range_issue(cu, MM_PREFETCH, range, location, stream, st);
 }
 
-/* mm_range_issue of a prefetch, in a scope of its own. */
+/* prefetch_in_scope, in a scope of its own. */
 static int
 prefetch_range(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                mm_defer defer, mm_status *st)
@@ -95,7 +95,7 @@ prefetch_range(mm_driver *cu, mm_range range, CUmemLocation location, CUstream s
     return rc;
 }
 
-/* Out of line, so that it costs the other prefetches one branch. */
+/* Out of line, so that it costs prefetches only one branch while nothing records. */
 static MM_COLD int
 prefetch_and_record(mm_driver *cu, mm_range range, CUmemLocation location, CUstream stream,
                     mm_defer defer, mm_status *st)
@@ -138,7 +138,7 @@ wait_for(mm_driver *cu, CUstream stream, mm_status *st)
     return mm_stream_synchronize(cu, (mm_device_stream){stream, MM_ANY_DEVICE}, st);
 }
 
-/* Earlier work is not the view's: only moves from here on count. */
+/* Waits for earlier work first, because its moves do not belong to the view. */
 static MM_COLD int
 view_and_record(mm_driver *cu, mm_range range, CUstream stream, mm_status *st)
 {

@@ -5,8 +5,8 @@
 
 #include "range.h"
 
-/* A prefetch is issued at once, or behind a host function, so that the call returns while the
- * stream does the work. */
+/* A prefetch is issued at once, or deferred: queued behind a host function, so that the call
+ * returns while the stream does the work. */
 typedef enum { MM_DEFER_AUTO, MM_DEFER_NO, MM_DEFER_YES } mm_defer;
 
 /* Prefetches one range; MM_CAPTURING if the stream captures a graph. */

@@ -27,8 +27,8 @@ mm_first_page(mm_range range)
     return range;
 }
 
-/* The plural query succeeds, with zeros, for any address (conformance: pointer attributes,
- * plural). */
+/* The plural query succeeds for any address, with zeros for memory that CUDA does not know
+ * (conformance: pointer attributes, plural). */
 int
 mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes, mm_status *st)
 {
@@ -114,7 +114,8 @@ check_system_discard(mm_driver *cu, const mm_range *range, mm_status *st)
     return device < 0 ? -1 : 0;
 }
 
-/* Such memory moves to no device, or no call tells its place. */
+/* Refuses system memory, except for MM_LOCATE if the driver has the call and every device can
+ * access the memory. Other system memory moves to no device, or no call tells its place. */
 static int
 check_system_query(mm_driver *cu, const mm_range *range, mm_operation op, mm_status *st)
 {
@@ -131,7 +132,7 @@ check_system_query(mm_driver *cu, const mm_range *range, mm_operation op, mm_sta
                    (unsigned long long)range->start);
 }
 
-/* The end of a message: what copies this memory. */
+/* The end of an error message, which names the function that copies such memory. */
 static const char *
 copy_hint(mm_operation op)
 {
@@ -219,7 +220,8 @@ mm_skipping_function(mm_operation op)
     }
 }
 
-/* A call for a single range refuses a NUMA node that is missing, which nothing passes over. */
+/* A call for a single range also fails for a missing NUMA node. unsupported="skip" does not pass
+ * over that, so the message does not propose it then. */
 static void
 explain_access(mm_operation op, CUmemLocation location, mm_status *st)
 {
@@ -278,7 +280,7 @@ int
 mm_range_whole_pages(mm_range *range, mm_status *st)
 {
     size_t page = mm_page_size(), rest = (size_t)(range->start % page);
-    size_t before = rest > 0 ? page - rest : 0; /* the first whole page */
+    size_t before = rest > 0 ? page - rest : 0; /* bytes up to the first whole page */
 
     if (range->size == 0) {
         return 0;

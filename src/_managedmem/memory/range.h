@@ -22,7 +22,7 @@ typedef enum {
     MM_QUERY,
     MM_COPY,
     MM_WAIT, /* for work on memory of any kind */
-    MM_LOCATE /* where pages are, of which newer drivers answer for system memory too */
+    MM_LOCATE /* asks where pages are; newer drivers answer for system memory too */
 } mm_operation;
 
 /* True if the operation loses the contents of the memory. */
@@ -43,8 +43,8 @@ mm_range_end(mm_range range)
 }
 
 /* Checks that the range lies in one managed allocation, or in system memory if the operation and
- * the device allow that; else fails with MM_NOT_MANAGED, or with MM_BAD_VALUE for a range that leaves
- * its allocation. Fills range->allocation. */
+ * the device allow that. Else fails with MM_NOT_MANAGED, or with MM_BAD_VALUE for a range that
+ * leaves its allocation. Fills range->allocation. */
 MM_NODISCARD int mm_range_check(mm_driver *cu, mm_range *range, mm_operation op, mm_status *st);
 
 /* The driver's answer for an address. */
@@ -63,8 +63,8 @@ mm_host_reaches(const mm_pointer_attributes *attributes)
     return attributes->managed || attributes->type != CU_MEMORYTYPE_DEVICE;
 }
 
-/* Devices can reach all memory except system memory; with pageable memory access also that.
- * Queries device 0. */
+/* Devices can reach all memory except system memory. With pageable memory access they can reach
+ * that too, for which device 0 is queried. */
 bool mm_device_reaches(mm_driver *cu, const mm_pointer_attributes *attributes);
 
 MM_NODISCARD int mm_pointer_query(mm_driver *cu, CUdeviceptr p, mm_pointer_attributes *attributes,
@@ -76,7 +76,7 @@ MM_NODISCARD int mm_range_is_managed(mm_driver *cu, mm_range range, bool *manage
 /* Bytes of a page of host memory, to which advice and discards are rounded. */
 size_t mm_page_size(void);
 
-/* The size rounded up to whole pages; a size above the last page border stays. */
+/* The size rounded up to whole pages; a size that is too large for that stays as it is. */
 static inline size_t
 mm_whole_pages(size_t size)
 {

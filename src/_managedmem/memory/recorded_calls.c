@@ -9,7 +9,7 @@
 
 atomic_bool mm_call_log_open;
 
-enum { FIRST_CALLS = 64 }; /* of a log, without an allocation in a call */
+enum { FIRST_CALLS = 64 }; /* a log has space for these before a call must allocate */
 
 typedef struct {
     mm_event *items;
@@ -17,7 +17,7 @@ typedef struct {
 } call_list;
 
 /* Guards the variables below, for a few instructions or one allocation. A forked child has no
- * driver and makes no calls, so it does not reach it. */
+ * driver and makes no calls, so it never takes the mutex. */
 static pthread_mutex_t log_mutex = PTHREAD_MUTEX_INITIALIZER;
 static call_list logged;
 static call_list taken; /* the recorder reads it while calls are logged; swapped with `logged` */

@@ -24,7 +24,7 @@ mm_call_begin(void)
 }
 
 /* Logs a call that began at `begun`, which is not 0, and ended now. `advice` is for MM_ADVISE. Any
- * thread; allocates at times, and never fails: calls that cannot be kept are counted as lost. */
+ * thread may log. This can allocate, but never fails: calls that cannot be kept count as lost. */
 void mm_record_call(mm_operation op, mm_range range, CUmemLocation location, unsigned int advice,
                     uint64_t begun);
 
@@ -39,8 +39,8 @@ void mm_record_members(mm_range range, mm_location_set members, bool on, uint64_
 MM_NODISCARD int mm_call_log_start(mm_status *st);
 void mm_call_log_stop(void);
 
-/* The events since the last call: *count of them, valid until the next call or the stop. Adds the
- * number of lost ones to *lost. */
+/* Returns the events since the previous take, valid until the next take or the stop. *count becomes
+ * their number. Adds the number of lost events to *lost. */
 const mm_event *mm_call_log_take(size_t *count, uint64_t *lost);
 
 #endif

@@ -6,10 +6,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* Blocks are made in steps of this size, so that results of nearly equal size share them. */
+/* Sizes of blocks are multiples of this, so that results of nearly equal size share blocks. */
 static const size_t STEP = (size_t)64 << 10;
 
-/* The ends of a list are the same sentinel. The most recently idle block comes first. */
+/* Each list is a circle with a sentinel. The block that became idle last comes first. */
 static mm_result_block idle_blocks = {.next = &idle_blocks, .previous = &idle_blocks};
 static mm_result_block used_blocks = {.next = &used_blocks, .previous = &used_blocks};
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,8 +55,8 @@ find_idle_block(size_t size)
     return best;
 }
 
-/* Takes out the block that has been idle for longest, if `more` bytes do not fit beside those held, or if
- * more than `keep` are idle; else NULL. */
+/* Takes out the block that has been idle for longest, if `more` bytes do not fit into the limit
+ * beside those held, or if more than `keep` bytes are idle; else returns NULL. */
 static mm_result_block *
 take_out_idle_block(size_t more, size_t keep)
 {
@@ -135,7 +135,7 @@ mm_result_blocks_trim(size_t keep)
 
 /* --- taking ----------------------------------------------------------------------------------- */
 
-/* False for memory that went with its context, which was reset. */
+/* False for memory that was freed with its context, when the context was reset. */
 static bool
 still_exists(mm_driver *cu, const mm_result_block *block)
 {
@@ -172,8 +172,8 @@ reuse_block(mm_driver *cu, size_t size)
     }
 }
 
-/* Counts the bytes of a new block as held, for which idle blocks may have to go. False: they do not
- * fit, or idle blocks could not be freed. */
+/* Counts the bytes of a new block as held, and frees idle blocks to make space for them. False if
+ * they do not fit, or idle blocks could not be freed. */
 static bool
 reserve_bytes(mm_driver *cu, size_t size)
 {
@@ -201,8 +201,8 @@ return_bytes(size_t size)
     (void)pthread_mutex_unlock(&blocks_lock);
 }
 
-/* The memory belongs to the primary context of the current device, which stays: a context of the
- * user's would take the memory with it. */
+/* The memory belongs to the primary context of the current device, because that context stays. The
+ * end of a context of the user would free the memory. */
 static int
 lock_pages(mm_driver *cu, size_t size, void **bytes, mm_status *st)
 {
@@ -255,8 +255,8 @@ lock_block_within_limit(mm_driver *cu, mm_result_block *block, size_t size)
     return true;
 }
 
-/* Frees idle blocks that were in use when the limit became lower: used again and again, they would
- * never go. */
+/* Frees idle blocks that were in use when the limit became lower. Without this, they could be used
+ * again and again, and would never be freed. */
 static void
 keep_limit(mm_driver *cu)
 {
@@ -301,7 +301,7 @@ mm_result_release(mm_result_block *block)
         return;
     }
     if (mm_driver_forked()) {
-        return; /* it is the parent's, as may be the lock */
+        return; /* the block is the parent's, and a thread of the parent may hold the lock */
     }
     (void)pthread_mutex_lock(&blocks_lock);
     unlink_block(block);

@@ -1,10 +1,10 @@
 /* result_blocks.h: blocks of host memory for copies of results, with a bounded cache.
  *
- * Devices copy to page-locked memory at the speed of the link, but the driver takes longer to make
- * it than to copy, and waits for devices to free it. So blocks return to a cache when their arrays
- * die, and are used again. One limit bounds all page-locked blocks of results, in use or idle; what does
- * not fit is ordinary memory. The state is process-wide. All functions may be called in any thread,
- * without an interpreter. */
+ * Devices copy to page-locked memory at the speed of the link. But the driver takes longer to
+ * allocate such memory than to copy to it, and waits for devices before it frees it. So blocks
+ * return to a cache when their arrays die, and are used again. One limit bounds all page-locked
+ * blocks of results, in use or idle; a block beyond the limit is ordinary memory. The state is
+ * process-wide. All functions may be called in any thread, without an interpreter. */
 #ifndef MM_RESULT_BLOCKS_H
 #define MM_RESULT_BLOCKS_H
 
@@ -18,8 +18,8 @@ typedef struct mm_result_block {
     bool spoiled; /* a failed copy may still write to it: to be freed, not used again */
 } mm_result_block;
 
-/* A block with a copy of the range, made behind the work on the stream and complete. NULL if that
- * fails, or while the stream captures a graph. Makes driver calls that block. */
+/* Returns a block with a complete copy of the range, made behind the work on the stream. NULL on
+ * failure, or while the stream captures a graph. Makes driver calls that block. */
 mm_result_block *mm_result_copy(mm_driver *cu, mm_range range, CUstream stream, mm_status *st);
 
 /* Returns a block to the cache. Makes no driver call, because garbage collection calls it, even in
@@ -30,7 +30,7 @@ void mm_result_release(mm_result_block *block);
 bool mm_result_contains(CUdeviceptr p);
 
 typedef struct {
-    size_t limit; /* in bytes, as the others */
+    size_t limit; /* in bytes, like the other members */
     size_t held; /* of all page-locked blocks */
     size_t idle; /* of those in the cache */
 } mm_result_usage;

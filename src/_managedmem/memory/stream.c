@@ -15,8 +15,8 @@ mm_stream_create(mm_driver *cu, CUstream *stream, mm_status *st)
     return 0;
 }
 
-/* All streams with holders. A forked child does not use the list, because a thread of its parent
- * may hold the mutex. */
+/* Every mm_stream of the process. A forked child does not use the list, because a thread of its
+ * parent may hold the mutex. */
 static pthread_mutex_t streams_mutex = PTHREAD_MUTEX_INITIALIZER;
 static mm_stream *all_streams;
 
@@ -393,7 +393,8 @@ mm_batch_stream_acquire(mm_driver *cu, CUstream requested, mm_batch_stream *out,
         return -1;
     }
     if (!atomic_compare_exchange_strong(&batch_streams[device], &none, out->stream)) { /* raced */
-        mm_leak_note(cu->StreamDestroy(out->stream), "cuStreamDestroy", 0); /* another's serves */
+        /* Another thread has stored a stream, which serves this call too. */
+        mm_leak_note(cu->StreamDestroy(out->stream), "cuStreamDestroy", 0);
         out->stream = none;
     }
     return 0;

@@ -38,7 +38,8 @@ typedef struct mm_stream {
         *previous; /* in the list of all of them, for mm_streams_are_capturing */
 } mm_stream;
 
-/* A new holder with one reference; NULL with the status on failure. */
+/* Wraps a stream, with one reference, and owns it from then on. NULL on failure: the caller still
+ * owns the stream. */
 mm_stream *mm_stream_share(mm_driver *cu, CUstream handle, mm_status *st);
 void mm_stream_retain(mm_stream *stream);
 
@@ -61,7 +62,7 @@ void mm_event_destroy(mm_driver *cu, CUevent event);
 MM_NODISCARD int mm_stream_is_capturing(mm_driver *cu, CUstream stream, bool *capturing,
                                         mm_status *st);
 
-/* True if a stream is known to capture a graph: one with holders, the calling thread's own default
+/* True if a stream is known to capture a graph: an mm_stream, the calling thread's own default
  * stream, or a blocking stream of the current context. Other streams cannot be found. */
 MM_NODISCARD int mm_streams_are_capturing(mm_driver *cu, bool *capturing, mm_status *st);
 

@@ -147,8 +147,8 @@ is_advice_refused(mm_driver *cu, const mm_transfer *t, CUmem_advise advice,
     return *refused ? 0 : -1;
 }
 
-/* Passes over pool memory if the driver refuses the advice on the first range of it. If it does
- * not, that range is advised, and *before has its earlier advice. */
+/* Passes over pool memory if the driver refuses the advice on the first range of it. If the driver
+ * accepts, *advised is that range, which has the advice now, and *before its earlier advice. */
 static int
 skip_pool_memory(mm_driver *cu, mm_batch *b, CUmem_advise advice, size_t *skipped,
                  mm_transfer *advised, mm_advice_before *before, mm_status *st)
@@ -213,7 +213,8 @@ skip_policy_locations(mm_driver *cu, mm_batch *b, const mm_policy *policy, size_
     return 0;
 }
 
-/* Sets *lacking to the first pages of the range that do not have the policy; empty if all have it. */
+/* Sets *lacking to the first pages of the range that do not have the policy; empty if all pages
+ * have it. */
 static int
 find_lacking_pages(mm_driver *cu, mm_range range, const mm_policy *policy, mm_page_run *lacking,
                    mm_status *st)
@@ -243,7 +244,8 @@ is_all_advice_refused(mm_driver *cu, const mm_page_run *pages, bool *refused, mm
     return *refused ? 0 : rc;
 }
 
-/* Passes over pool memory without the policy if the driver refuses advice on the first of it. */
+/* Passes over pool memory that lacks the policy, if the driver refuses advice on the first range of
+ * such memory. */
 static int
 skip_policy_pools(mm_driver *cu, mm_batch *b, const mm_policy *policy, size_t *skipped,
                   mm_status *st)
