@@ -84,7 +84,7 @@ read_any_address(PyObject *value, CUdeviceptr *out)
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
             return -1;
         }
-        PyErr_Clear(); /* TypeError: an array, which is more than one number */
+        PyErr_Clear(); /* TypeError: an array of several numbers */
         return refuse_address_type(value);
     }
     address = PyLong_AsUnsignedLongLong(number);
@@ -174,8 +174,8 @@ mm_read_text(PyObject *value)
     return strlen(text) == (size_t)length ? text : NULL;
 }
 
-/* 1 or 0 for a bool of Python or of NumPy, whose class is called bool_ before NumPy 2. -1 for
- * other objects, and with an exception. */
+/* Returns 1 or 0 for a bool of Python or of NumPy, whose class is called bool_ before NumPy 2.
+ * Returns -1 without an exception for other objects, and with one on failure. */
 static int
 truth_of_bool(mm_state *state, PyObject *value)
 {

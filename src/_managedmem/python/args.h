@@ -1,6 +1,6 @@
-/* args.h: reading the values of arguments. Everything here may run Python code, so it comes before
- * any buffer is entered. Functions return 0, or -1 with an exception that names the function and
- * the argument. */
+/* args.h: reading the values of arguments. Reading may run Python code, so callers read all
+ * arguments before they enter a buffer. Functions that return int return 0, or -1 with an
+ * exception that says which value is wrong. */
 #ifndef MM_ARGS_H
 #define MM_ARGS_H
 
@@ -33,16 +33,16 @@ mm_read_flag(mm_state *state, PyObject *value, const char *name, bool *out)
     return 0;
 }
 
-/* An address and a byte count. The address may be 0 if the count is 0. */
+/* Reads an address and a byte count. The address may be 0 if the count is 0. */
 int mm_read_address_range(PyObject *address, PyObject *bytes, CUdeviceptr *start, size_t *size);
 
-/* "auto", "batch" or "loop"; NULL is "auto". */
+/* Reads "auto", "batch" or "loop". NULL means "auto". */
 int mm_read_dispatch(PyObject *value, mm_dispatch *out);
 
-/* True or False, of Python or of NumPy. */
+/* Reads True or False, of Python or of NumPy. */
 int mm_read_defer_flag(mm_state *state, PyObject *value, mm_defer *out);
 
-/* None, True or False; NULL is None. */
+/* Reads None, True or False. NULL means None. */
 static inline int
 mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
 {
@@ -50,10 +50,10 @@ mm_read_defer(mm_state *state, PyObject *value, mm_defer *out)
     return value == NULL || value == Py_None ? 0 : mm_read_defer_flag(state, value, out);
 }
 
-/* "raise" or "skip", which sets *skips. */
+/* Reads "raise" or "skip". *skips is true for "skip". */
 int mm_read_unsupported_text(PyObject *value, bool *skips);
 
-/* mm_read_unsupported_text, where NULL is "raise". */
+/* mm_read_unsupported_text, but NULL means "raise". */
 static inline int
 mm_read_unsupported(PyObject *value, bool *skips)
 {
@@ -61,7 +61,8 @@ mm_read_unsupported(PyObject *value, bool *skips)
     return value == NULL ? 0 : mm_read_unsupported_text(value, skips);
 }
 
-/* The UTF-8 of a str without NUL; NULL without an exception for other objects. */
+/* Returns the UTF-8 of a str without null characters, borrowed from the str. Returns NULL without
+ * an exception for everything else. */
 const char *mm_read_text(PyObject *value);
 
 #endif

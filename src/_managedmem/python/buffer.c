@@ -19,7 +19,7 @@ mm_buffer_release(mm_memory *memory)
     mm_memory_release_reference(memory);
 }
 
-/* A buffer without a layout. Takes over the reference to the memory, even on failure. */
+/* Makes a buffer without a layout. Steals the reference to the memory, even on failure. */
 static mm_buffer *
 allocate_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory)
 {
@@ -49,13 +49,13 @@ set_layout(mm_buffer *b, const mm_layout *layout)
         assert(length >= 0);
         b->shape[i] = length;
         b->strides[i] = stride;
-        stride *= length > 0 ? length : 1; /* strides as in torch */
+        stride *= length > 0 ? length : 1; /* a length of 0 counts as 1, as in torch */
         empty = empty || length == 0;
     }
     b->size = empty ? 0 : (size_t)stride;
 }
 
-/* The buffer of all of its memory, which is made for it. */
+/* Makes the root buffer over a memory that was just made. Steals the reference to the memory. */
 static inline PyObject *
 new_root(mm_state *state, PyTypeObject *type, mm_memory *memory, const mm_layout *layout,
          PyObject *owner, PyObject *resource)
@@ -201,7 +201,8 @@ read_range(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_sta
     return 0;
 }
 
-/* The slow path, for memory that is not known to be managed. A failure leaves the buffer. */
+/* The slow path of mm_buffer_enter, for memory that is not known to be managed. On failure, leaves
+ * the buffer and raises. */
 MM_COLD static int
 check_entered(mm_buffer *b, mm_operation op, mm_buffer_use *use)
 {

@@ -1,9 +1,9 @@
 /* buffer.h: the struct behind ManagedBuffer, for the files that make up the type.
  *
- * A buffer is a range of a mm_memory with a dtype and a shape; several buffers (views) share one
- * memory, and only the root closes it. Closing clears the references to other objects, which are
- * read under the object's lock. All other fields except the atomics are fixed once the object is
- * made. */
+ * A buffer is a range of a mm_memory with a dtype and a shape. The first buffer over a memory is
+ * the root. Views share the memory of their root, and only the root closes it. Closing clears the
+ * references to other objects, so these are read under the object's lock. All other fields are
+ * fixed once the object is made, except the guard, hold_released and unclosed_tried. */
 #ifndef MM_BUFFER_H
 #define MM_BUFFER_H
 
@@ -30,20 +30,20 @@ typedef struct {
     PyObject *weakrefs;
     mm_state *state;
     mm_memory *memory;
-    PyObject *root; /* of a view: the buffer that it shows; NULL for the root, and once closed */
+    PyObject *root; /* of a view: the root buffer; NULL in the root itself, and once closed */
     PyObject *owner; /* keeps wrapped memory alive; or NULL */
-    PyObject *resource; /* that allocated the memory; or NULL */
+    PyObject *resource; /* the memory resource that the memory is from; or NULL */
     PyObject *stream; /* another library's stream, in whose order pool memory is freed; or NULL.
                          * For a foreign resource, the tuple of mm_foreign_resource_stream */
     CUdeviceptr start;
     size_t size;
-    mm_guard guard; /* of this view: its memoryviews are the exports; the memory has its own */
+    mm_guard guard; /* of this object: counts its memoryviews; the memory has another guard */
     const mm_dtype *dtype;
     int dimensions;
     pid_t foreign_pid; /* the process that must deallocate through a foreign resource; or 0 */
-    bool is_view; /* also once closed */
+    bool is_view; /* a closed view is still a view */
     bool hold_released; /* a closed view has released its hold on the memory */
-    bool unclosed_tried; /* foreign memory was deallocated without close(), or that failed */
+    bool unclosed_tried; /* deallocating foreign memory without close() was tried */
     Py_ssize_t shape[MM_MAX_DIMENSIONS];
     Py_ssize_t strides[MM_MAX_DIMENSIONS];
 } mm_buffer;
@@ -63,7 +63,7 @@ mm_is_buffer(mm_state *state, PyObject *op)
 
 /* --- buffer.c --------------------------------------------------------------------------- */
 
-/* One axis of uint8 elements; *length is the number of bytes. */
+/* The layout of one axis of uint8 elements. *length is the number of bytes, and is not copied. */
 static inline mm_layout
 mm_layout_of_bytes(const Py_ssize_t *length)
 {
@@ -76,8 +76,8 @@ mm_buffer_layout(const mm_buffer *b)
     return (mm_layout){b->dtype, b->dimensions, b->shape};
 }
 
-/* A ManagedBuffer over all of a memory, whose size the layout must have. Takes over the reference
- * to the memory, even on failure. owner and resource may be NULL. */
+/* Returns a new ManagedBuffer over all of a memory. The layout must have the size of the memory.
+ * Steals the reference to the memory, even on failure. owner and resource may be NULL. */
 PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
                         const mm_layout *layout, PyObject *owner, PyObject *resource);
 
@@ -85,15 +85,16 @@ PyObject *mm_buffer_new(mm_state *state, PyTypeObject *type, mm_memory *memory,
 PyObject *mm_buffer_new_bytes(mm_state *state, PyTypeObject *type, mm_memory *memory,
                               PyObject *owner, PyObject *resource);
 
-/* A view with that layout, which must fit, of the bytes from offset on. */
+/* Returns a new view of the bytes from offset on. The layout must fit into these bytes. */
 PyObject *mm_buffer_view(mm_buffer *from, size_t offset, const mm_layout *layout);
 
-/* Releases a reference to a memory, without the GIL if that can block. */
+/* Releases a reference to a memory, and its hold. Detaches while it does so if that can block. */
 void mm_buffer_release(mm_memory *memory);
 
-/* These return new references. The root is the buffer that a view shows, or the buffer itself. A
- * closed view has no root: mm_buffer_root raises RuntimeError, mm_buffer_find_root returns NULL
- * without an exception. Owner, resource and stream are NULL without one, and once closed. */
+/* These functions return new references. The root of a buffer that is not a view is the buffer
+ * itself. A closed view has no root: mm_buffer_root then raises RuntimeError, mm_buffer_find_root
+ * returns NULL without an exception. The other functions return NULL, also without an exception,
+ * if the root has no such object or the buffer is closed. */
 PyObject *mm_buffer_root(mm_buffer *b);
 PyObject *mm_buffer_find_root(mm_buffer *b);
 PyObject *mm_buffer_owner(mm_buffer *b);
@@ -138,8 +139,8 @@ mm_buffer_leave(const mm_buffer_use *use)
     }
 }
 
-/* Around a query of the advice of a buffer that was entered. Detaches if that can take long; else
- * returns NULL. The end leaves the buffer. */
+/* mm_buffer_begin_query detaches if a query of the advice can take long, else it returns NULL.
+ * mm_buffer_end_query leaves the buffer, which was entered for the query, and attaches again. */
 static inline PyThreadState *
 mm_buffer_begin_query(const mm_buffer_use *use)
 {
@@ -163,19 +164,20 @@ typedef int mm_advice_change(mm_driver *cu, mm_range range, const void *argument
 int mm_buffer_advise(mm_buffer *b, mm_advice_change change, const void *arguments);
 
 /* Makes the checks of mm_buffer_enter and stores the range, but enters nothing: the buffer must be
- * entered later. 0; 1 with the status if the memory does not allow the operation; -1 with an
- * exception if the buffer is closed. */
+ * entered later. Returns 0; 1 with the status if the memory does not allow the operation; -1 with
+ * an exception if the buffer is closed. */
 int mm_buffer_check(mm_buffer *b, mm_driver *cu, mm_operation op, mm_range *range, mm_status *st);
 
-/* Queries the attributes of an entered buffer's memory. An allocation of 0 bytes has the attributes
- * of any other, on the current device. */
+/* Queries the attributes of an entered buffer's memory. For 0 bytes, which the driver does not
+ * know, stores those of a larger allocation, on the device of the pool or the current one. */
 MM_NODISCARD int mm_buffer_query_entered(const mm_buffer *b, mm_driver *cu,
                                          mm_pointer_attributes *attributes, mm_status *st);
 
-/* *managed is true if all of the memory is managed. Raises. */
+/* Sets *managed to true if all of the memory is managed. Raises on failure. */
 int mm_buffer_is_managed(mm_buffer *b, bool *managed);
 
-/* mm_buffer_query_entered for a buffer that is not entered: enters it, sets *cu and raises. */
+/* mm_buffer_query_entered for a buffer that is not entered. Stores the open driver in *cu. Raises
+ * on failure. */
 int mm_buffer_query(mm_buffer *b, mm_pointer_attributes *attributes, mm_driver **cu);
 
 /* --- buffer_advice.c -------------------------------------------------------------------- */
@@ -194,7 +196,8 @@ extern const char mm_numpy_doc[], mm_buffer_array_doc[], mm_torch_doc[], mm_cupy
 
 /* --- buffer_attachment.c ---------------------------------------------------------------- */
 
-/* Reads the attach= of an allocation, which may be NULL: "global" or "host". */
+/* Reads the attach= of an allocation: "global" or "host". Only mm_read_attach takes NULL, which
+ * means "global". */
 int mm_read_attach_text(PyObject *value, CUmemAttach_flags *out);
 static inline int
 mm_read_attach(PyObject *value, CUmemAttach_flags *out)
@@ -218,8 +221,8 @@ extern const char mm_buffer_dlpack_doc[], mm_buffer_dlpack_device_doc[];
 
 /* --- buffer_host_access.c: all may run Python code -------------------------------------- */
 
-/* Reads the access of wrapped memory from two arguments of from_handle(), is_host_accessible and
- * owner; each may be NULL. */
+/* Finds how wrapped memory may be accessed, from two arguments of from_handle(): `stated`, which
+ * is is_host_accessible, and owner. Each may be NULL. */
 int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdeviceptr start,
                    size_t size, mm_access *out);
 
@@ -228,18 +231,18 @@ int mm_read_access(mm_state *state, PyObject *stated, PyObject *owner, CUdevicep
  * *held is a new reference that keeps the owner from giving up the memory, or NULL. */
 int mm_host_access(mm_buffer *b, const mm_pointer_attributes *attributes, PyObject **held);
 
-/* BufferError unless the host can access the memory. Without concurrent access, waits for the
- * devices, or the stream to which the memory is attached: the host must not touch managed memory
- * while they work. The caller keeps the memory open, and *held as above, as long as the host uses
- * it. */
+/* BufferError unless the host can access the memory. Where a device lacks concurrent access, waits
+ * for all devices, or for the stream that the memory is attached to: the host must not touch
+ * managed memory while these work. As long as the host uses the memory, the caller keeps it open,
+ * and keeps the reference in *held (see mm_host_access). */
 int mm_prepare_host_access(mm_buffer *b, mm_driver *cu, PyObject **held);
 
-/* BufferError for a range that leaves its allocation, because the memory behind may not be
- * mapped. */
+/* BufferError for a range that leaves its allocation, because the memory behind the allocation may
+ * not be mapped. */
 int mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attributes *attributes);
 
-/* ValueError for memory that the driver would copy on the host and that nothing vouches for. *held
- * is as above, for the time of the copy. */
+/* ValueError for memory that the driver would copy on the host, unless something vouches for it.
+ * The caller keeps *held (see mm_host_access) until the copy is made. */
 int mm_check_copied(mm_buffer *b, PyObject **held);
 
 /* Raises the error for a host view of device memory; returns -1. */
@@ -250,12 +253,13 @@ int mm_refuse_read_only(PyObject *op, const char *reason);
 
 /* --- the name, in buffer.c ---------------------------------------------------------------- */
 
-/* Reads the name= of a function: a str of 1 to MM_NAME_BYTES bytes of UTF-8, which keeps *name;
- * *name is NULL for None and a missing argument. -1 with TypeError or ValueError. */
+/* Reads the name= of a function: a str of 1 to MM_NAME_BYTES bytes of UTF-8. *name is borrowed
+ * from the str, and NULL for None or a missing argument. Returns -1 with TypeError or
+ * ValueError. */
 int mm_read_name(PyObject *value, const char **name);
 
-/* Gives a new buffer a name, unless that is NULL, and returns the buffer. Passes on a failure, and
- * on its own releases the buffer. */
+/* Gives a new buffer a name, unless name is NULL, and returns the buffer. If buffer is NULL,
+ * returns NULL. On failure, releases the buffer and returns NULL with an exception. */
 PyObject *mm_buffer_named(PyObject *buffer, const char *name);
 
 mm_getter mm_buffer_get_name;
@@ -292,8 +296,8 @@ extern const char mm_buffer_residency_doc[];
 /* --- buffer_views.c --------------------------------------------------------------------- */
 
 /* Reads a shape, which is an int or a sequence of ints of 0 or more, into a layout whose dtype is
- * set. Stores the lengths in shape, and the size of such an array in *bytes. 0, or -1 with an
- * exception. */
+ * set. Stores the lengths in shape, and the size of an array of this layout in *bytes. Returns 0,
+ * or -1 with an exception. */
 int mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENSIONS],
                   size_t *bytes);
 

@@ -1,5 +1,6 @@
 /* buffer_arrays.c: the methods numpy(), torch() and cupy(): arrays of other libraries over a
- * buffer. They wait for work or order it; the arrays use the exports of buffer_exports.c. */
+ * buffer. The methods wait for the work on a stream, or order later work behind it. The arrays use
+ * the exports of buffer_exports.c. */
 #include "buffer.h"
 #include "module_functions.h"
 #include "result_object.h"
@@ -7,8 +8,8 @@
 
 /* --- NumPy ------------------------------------------------------------------------------ */
 
-/* The operation to enter for a read: MM_QUERY for managed memory, MM_WAIT for other memory that
- * the host can read, which has no pages to prefetch. */
+/* Finds the operation to enter the buffer with before the host reads it: MM_QUERY for managed
+ * memory, MM_WAIT for other memory that the host can read, which has no pages to prefetch. */
 static int
 find_read_operation(mm_buffer *b, mm_operation *out)
 {
@@ -42,9 +43,9 @@ find_read_operation(mm_buffer *b, mm_operation *out)
     return 0;
 }
 
-/* Prefetches the range to the host after the stream's work and waits for both. Without concurrent
- * access nothing can be prefetched; the export that follows then waits for the devices too, or as the
- * memory is attached. */
+/* Prefetches the range to the host behind the work on the stream, and waits for both. With MM_WAIT
+ * it only waits for the stream, and so it does without concurrent access: the export that follows
+ * then waits for all devices, or for the stream that the memory is attached to. */
 static int
 prefetch_to_host(const mm_buffer_use *use, mm_operation op, CUstream stream, mm_status *st)
 {
@@ -74,7 +75,7 @@ read_back(mm_buffer *b, const mm_stream_use *stream, mm_operation op)
     return mm_raise_failure(b->state, rc, &st);
 }
 
-/* A result object with a copy of managed memory, whose pages on a device stay there. */
+/* Makes a result object with a copy of managed memory. Pages that are on a device stay there. */
 static PyObject *
 copy_result(mm_buffer *b, const mm_stream_use *stream)
 {
@@ -112,7 +113,7 @@ import_numpy(void)
     return numpy;
 }
 
-/* Sets *type to that of ml_dtypes for an element type that NumPy lacks, else to NULL. */
+/* Sets *type to a type of ml_dtypes if NumPy lacks the buffer's element type, else to NULL. */
 static int
 find_numpy_type(const mm_buffer *b, PyObject **type)
 {
@@ -139,8 +140,8 @@ numpy_array(PyObject *numpy, PyObject *object, PyObject *dtype, PyObject *copy)
     return array;
 }
 
-/* The array of a memoryview made here: NumPy drops the error of a buffer that refuses a view, and
- * makes an array of one object instead. */
+/* Makes the array of a memoryview of the buffer. From the buffer itself, NumPy would drop the
+ * error of a refused view, and make an array of one object instead. */
 static PyObject *
 array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
 {
@@ -151,7 +152,8 @@ array_of_view(PyObject *op, PyObject *numpy, PyObject *dtype, PyObject *copy)
     return array;
 }
 
-/* The array of a buffer; type is that of find_numpy_type(), as which its bits are read. */
+/* Makes the array of a buffer. Its bits are read as `type`, the type of find_numpy_type(), or
+ * NULL. */
 static PyObject *
 array_of_buffer(mm_buffer *b, PyObject *numpy, PyObject *type, PyObject *dtype, PyObject *copy)
 {
@@ -164,10 +166,11 @@ const char mm_buffer_array_doc[] =
     "__array__($self, /, dtype=None, copy=None)\n--\n\n"
     "The buffer as a NumPy array over the same memory, unless dtype or copy requires a copy.\n"
     "\n"
-    "NumPy calls it only if the buffer refuses a host view. It then raises the reason: RuntimeError when\n"
-    "closed, BufferError for memory that the host cannot reach. bfloat16 and the 8-bit floats have no\n"
-    "format in the buffer protocol: their arrays are of ml_dtypes (ImportError without). Waits for no\n"
-    "stream. Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.";
+    "NumPy calls this method only if the buffer refuses a host view. The method then raises the\n"
+    "reason: RuntimeError when closed, BufferError for memory that the host cannot reach. For\n"
+    "bfloat16 and the 8-bit floats, which have no format in the buffer protocol, it returns an\n"
+    "array of a type of ml_dtypes (ImportError without it). Waits for no stream. Safe from every\n"
+    "thread. Driver: cuPointerGetAttributes for wrapped memory.";
 
 PyObject *
 mm_buffer_array(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -228,20 +231,21 @@ const char mm_numpy_doc[] =
     "other streams. While the array or a view of it lives, close() raises BufferError. For wrapped host\n"
     "memory that is not managed the call only waits for the stream.\n"
     "\n"
-    "copy=True returns a complete copy, which does not keep the buffer open. A managed buffer of 64 KiB or\n"
-    "more is copied by the device to page-locked memory of managedmem.result_cache, or to ordinary memory\n"
-    "where there is none. Its pages on the device stay there; pages on the host move to the device,\n"
-    "unless the host is their preferred location. Smaller buffers move to the host, which copies them.\n"
-    "The memory is used again when the array and its views have died: keep them\n"
-    "until work of other libraries that uses them on a device is done. A forked child that touches them\n"
-    "ends with SIGSEGV.\n"
+    "copy=True returns a complete copy, which does not keep the buffer open. The device copies a\n"
+    "managed buffer of 64 KiB or more to page-locked memory of managedmem.result_cache, or to\n"
+    "ordinary memory if the cache has no room. Pages of the buffer on the device stay there;\n"
+    "pages on the host move to the device, unless the host is their preferred location. Smaller\n"
+    "buffers move to the host, which copies them. The memory of a copy is used again when the\n"
+    "array and its views have died: keep these until work of other libraries that uses them on a\n"
+    "device is done. A forked child that touches them ends with SIGSEGV.\n"
     "\n"
     "Without concurrent_managed_access nothing can be prefetched, and a host access to managed memory\n"
     "during the work of a device ends the process. The call then waits for the stream, the current device\n"
     "and every device that this library has used; do not use the array while a device works again. For\n"
-    "attached memory see attach(), whose stream can be passed here.\n"
+    "attached memory see attach(); the stream of the attachment can be passed here.\n"
     "\n"
-    "bfloat16 and the 8-bit floats are the types of ml_dtypes, which must be installed (ImportError).\n"
+    "Arrays of bfloat16 and the 8-bit floats have types of ml_dtypes, which must be installed\n"
+    "(ImportError).\n"
     "\n"
     "Raises ImportError without NumPy, RuntimeError when closed, ValueError for plain device memory,\n"
     "BufferError for wrapped memory that the host may not be able to read (from_handle()), CUDAError\n"
@@ -314,7 +318,8 @@ wait_for_stream(mm_buffer *b, PyObject *stream_object)
 
 const char mm_synchronize_doc[] =
     "_synchronize(buffer, stream, to_host, /)\n--\n\n"
-    "Wait for a stream; with to_host, after a prefetch of the buffer to the host.";
+    "Wait for the work on a stream and, with to_host, for a prefetch of the buffer to the host\n"
+    "behind it.";
 
 PyObject *
 mm_synchronize(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
@@ -349,12 +354,13 @@ const char mm_torch_doc[] =
     "    The CUDA device of the tensor, or the CPU. None: the device of memory from a device pool, else\n"
     "    torch's current CUDA device, or the CPU if torch has none or the driver is emulated.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The call waits for its work. None: the later work of torch's current stream comes after the work\n"
-    "    of the default stream; for a tensor on the CPU the call waits for the default stream.\n"
+    "    The call waits for the work on this stream. None: the later work of torch's current\n"
+    "    stream comes after the work of the default stream; for a tensor on the CPU the call\n"
+    "    waits for the default stream.\n"
     "\n"
     "No copy. For the CPU the pages are moved to the host, as by numpy(). While the tensor or a view of\n"
-    "it lives, close() raises BufferError. torch.asarray(buf) ignores the shape, and before torch\n"
-    "2.15 the dtype: it reads the bytes as float32, so that ints become other numbers.\n"
+    "it lives, close() raises BufferError. torch.asarray(buf) ignores the shape and, before torch\n"
+    "2.15, the dtype too: it then reads the bytes as float32, so that ints become other numbers.\n"
     "\n"
     "Raises ImportError without torch, RuntimeError when closed, or for a CUDA device with the emulated\n"
     "driver, TypeError for an 8-bit float that torch lacks, ValueError for a device of another kind,\n"
@@ -383,8 +389,8 @@ const char mm_cupy_doc[] =
     "Parameters\n"
     "----------\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The call waits for its work. None: the later work of CuPy's current stream comes after the work\n"
-    "    of the default stream.\n"
+    "    The call waits for the work on this stream. None: the later work of CuPy's current\n"
+    "    stream comes after the work of the default stream.\n"
     "\n"
     "No copy. While the array or a view of it lives, close() raises BufferError.\n"
     "\n"

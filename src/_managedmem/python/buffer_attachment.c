@@ -40,7 +40,7 @@ mm_read_attach_text(PyObject *value, CUmemAttach_flags *out)
                                 value);
 }
 
-/* ValueError for memory that is not attached, which the driver decides by allocations. */
+/* ValueError unless the buffer is a whole allocation made here: the driver attaches only these. */
 static int
 check_attached(mm_buffer *b)
 {
@@ -99,12 +99,13 @@ const char mm_attach_doc[] =
     "- \"single\": only work on this stream, and the host while the stream is idle;\n"
     "- \"global\": every stream of every device, as after the allocation.\n"
     "\n"
-    "Host views, numpy() too, then wait for this stream instead of all devices, and for nothing once the\n"
-    "host has waited for an attachment to it. They still wait for all devices if the stream is neither a\n"
-    "Stream nor the legacy default one of a primary context. The buffer keeps a Stream alive while it is\n"
-    "attached to it. Work on other streams that uses or attaches the memory must have ended. fill() on a\n"
-    "stream that may not use the memory raises RuntimeError; copies work, because the driver then makes\n"
-    "them on the host. Elsewhere attachments have no effect.\n"
+    "Host views and numpy() then wait for this stream instead of all devices. Memory attached to\n"
+    "the host needs no wait at all once the host has waited for that attachment. Host views still\n"
+    "wait for all devices if the stream is neither a Stream nor the legacy default stream of a\n"
+    "primary context. While the buffer is attached to a Stream, it keeps the Stream alive. Work\n"
+    "on other streams that uses or attaches the memory must have ended. fill() on a stream that\n"
+    "may not use the memory raises RuntimeError; copies work, because the driver then makes them\n"
+    "on the host. Where every device has concurrent_managed_access, attachments have no effect.\n"
     "\n"
     "Raises ValueError for another word, a slice, memory of a pool or of another library, and \"single\"\n"
     "with the default stream; RuntimeError when closed; CUDAError while the stream captures a graph, which\n"
@@ -141,10 +142,11 @@ const char mm_attachment_doc[] =
     "Who may use the memory: \"global\", \"host\" or \"single\", as for attach(). None for memory that was\n"
     "not allocated here and for plain device memory, which cannot be attached.\n"
     "\n"
-    "The driver does not report it: the value is that of the allocation or the last attach(), in the\n"
-    "order of calls and not of streams, and \"global\" after a call that the driver refused. It does not\n"
-    "say which stream is the single one. A view has the value of its whole buffer; memory of a managed\n"
-    "pool always has \"global\". Raises RuntimeError when closed. Safe from every thread. Driver: none.";
+    "The driver does not report attachments. The value is the one that the allocation or the last\n"
+    "attach() set, in the order of calls and not of streams; it is \"global\" after a call that\n"
+    "the driver refused. It does not say which stream is the single one. A view has the value of\n"
+    "its whole buffer; memory of a managed pool always has \"global\". Raises RuntimeError when\n"
+    "closed. Safe from every thread. Driver: none.";
 
 PyObject *
 mm_buffer_get_attachment(PyObject *op, void *Py_UNUSED(closure))

@@ -168,7 +168,7 @@ mm_buffer_array_interface(PyObject *op, void *Py_UNUSED(closure))
         return NULL;
     }
     /* The legacy default stream. None for wrapped memory that is not managed, such as a frame:
-     * consumers would wait on the host for the work of others. */
+     * with a stream, consumers would wait on the host for work on other memory. */
     stream = b->memory->owned || device.device_type == DL_DEVICE_CUDA_MANAGED ? PyLong_FromLong(1)
                                                                               : Py_NewRef(Py_None);
     return Py_BuildValue("{s:N,s:s,s:(KO),s:O,s:N,s:i}", "shape", shape, "typestr",
@@ -262,7 +262,7 @@ delete_versioned_tensor(dl_managed_tensor_versioned *self)
     free_tensor(self->context);
 }
 
-/* Frees a tensor without a consumer; with the GIL. */
+/* Frees a tensor that no consumer has taken. The caller has the GIL. */
 static void
 free_unused_tensor(exported_tensor *t)
 {
@@ -276,7 +276,7 @@ free_unused_tensor(exported_tensor *t)
     free(t);
 }
 
-/* A capsule without a consumer still owns its tensor; a consumer renames it. */
+/* A capsule owns its tensor until a consumer takes the tensor and renames the capsule. */
 static void
 destroy_capsule(PyObject *capsule)
 {
@@ -579,12 +579,13 @@ const char mm_buffer_dlpack_doc[] =
     "A DLPack capsule of the memory, for the device of __dlpack_device__() unless dl_device names\n"
     "another.\n"
     "\n"
-    "The tensor is versioned if max_version is (1, 0) or more. dl_device (1, 0) exports managed or pinned\n"
-    "memory as CPU memory, (2, n) as memory of device n, for consumers that know neither. copy=True\n"
-    "exports a new buffer. stream is the consumer's: its later work comes after the work of the default\n"
-    "stream; -1 means no order. The memory cannot be closed while the tensor lives. Raises RuntimeError\n"
-    "when closed, BufferError for a device that the memory cannot be exported for, ValueError for stream\n"
-    "0. Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.";
+    "The tensor is versioned if max_version is (1, 0) or more. For consumers that know neither\n"
+    "managed nor pinned memory, dl_device (1, 0) exports it as CPU memory, and (2, n) as memory\n"
+    "of device n. copy=True exports a new buffer with a copy. stream is the stream of the\n"
+    "consumer: its later work comes after the work of the default stream; -1 means no order. The\n"
+    "memory cannot be closed while the tensor lives. Raises RuntimeError when closed, BufferError\n"
+    "for a device that the memory cannot be exported for, ValueError for stream 0. Safe from\n"
+    "every thread. Driver: cuPointerGetAttributes for wrapped memory.";
 
 PyObject *
 mm_buffer_dlpack(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

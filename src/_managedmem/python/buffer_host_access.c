@@ -91,9 +91,10 @@ contains_part(const mm_buffer *b, const mm_buffer *part)
            && part->size <= b->size - (part->start - b->start);
 }
 
-/* Follows owners that are buffers, in a loop because they can be many thousands deep. The first
- * buffer whose caller stated the access, or whose owner is not a buffer, decides. *owner is its
- * owner or NULL. */
+/* Returns a new reference to the buffer that decides if the host may access the memory: the first
+ * one whose caller stated the access, or whose owner is not a buffer with this memory. *owner is a
+ * new reference to that owner, or NULL. Owners are followed in a loop, as they can be many
+ * thousands deep. */
 static PyObject *
 find_decider(mm_buffer *b, PyObject **owner)
 {
@@ -110,7 +111,7 @@ find_decider(mm_buffer *b, PyObject **owner)
     return decider;
 }
 
-/* A memoryview of the part of another buffer, which cannot be closed while it lives. */
+/* Sets *held to a memoryview of the part of `whole`, which keeps `whole` from being closed. */
 static int
 hold_part(mm_buffer *whole, const mm_buffer *part, PyObject **held)
 {
@@ -140,7 +141,7 @@ decider_vouches(mm_buffer *b, mm_buffer *decider, PyObject *owner, PyObject **he
     return mm_is_buffer(b->state, owner) ? 0 : object_vouches(b, owner, held);
 }
 
-/* mm_host_access for memory that must be vouched for or held. */
+/* mm_host_access for memory that an owner or resource must vouch for, or must hold. */
 static int
 query_owners(mm_buffer *b, bool known, PyObject **held)
 {
@@ -243,8 +244,8 @@ mm_check_range_inside(CUdeviceptr start, size_t size, const mm_pointer_attribute
         (void *)(uintptr_t)start, attributes->size, (void *)(uintptr_t)attributes->start);
 }
 
-/* mm_check_range_inside for a buffer, unless it was allocated here or is stated to be
- * accessible. */
+/* mm_check_range_inside for a buffer, unless its memory was allocated here, or is not managed and
+ * is stated to be accessible. */
 static int
 check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
 {
@@ -253,7 +254,7 @@ check_inside(const mm_buffer *b, const mm_pointer_attributes *attributes)
     return b->memory->owned || trusted ? 0 : mm_check_range_inside(b->start, b->size, attributes);
 }
 
-/* Enters the memory, because a DLPack export has not exported it yet. */
+/* Enters the guard of the memory, because a DLPack export checks the access before it exports. */
 static int
 wait_for_devices(mm_buffer *b, mm_driver *cu)
 {

@@ -64,7 +64,8 @@ close_memory(mm_buffer *b, bool *first, mm_status *st)
     return rc;
 }
 
-/* Returns memory, which this call has closed, to its resource. A failure opens it again. */
+/* Gives memory, which the caller has just closed, back to its resource. On failure, opens it
+ * again. */
 static int
 deallocate_foreign(mm_buffer *b, PyObject *streams)
 {
@@ -99,7 +100,7 @@ deallocate_unclosed(mm_buffer *b)
                 /* Reports the type, because the repr of a cleared object may fail. */
                 PyErr_WriteUnraisable((PyObject *)Py_TYPE(b->resource));
             }
-            PyErr_Clear(); /* the exception of the resource, which was reported above */
+            PyErr_Clear(); /* an ImportError at exit; others were reported above */
         }
     }
     mm_exception_restore(&saved);
@@ -174,7 +175,7 @@ buffer_dealloc(mm_buffer *b)
 enum { MAX_NESTED_DEALLOCS = 32 };
 static _Thread_local struct {
     int depth;
-    mm_state *state; /* the interpreter of the deepest */
+    mm_state *state; /* of the interpreter of the deepest deallocation */
     PyObject *waiting;
 } nested;
 
@@ -229,8 +230,8 @@ mm_buffer_last_reference(PyObject *op)
 
 /* --- closing ---------------------------------------------------------------------------- */
 
-/* The step before closing. Pool memory is freed in the order of a stream, which must not capture;
- * other memory waits for the stream. */
+/* Prepares closing. Pool memory is freed in the order of a stream, which must not capture a graph.
+ * For other memory, waits for the stream. */
 static int
 prepare_close(mm_driver *cu, mm_memory *memory, const CUstream *stream, mm_status *st)
 {
@@ -335,8 +336,8 @@ close_view(mm_buffer *b)
     return 0;
 }
 
-/* The hint of managedmem._notebook about views that IPython keeps. NULL outside IPython, and with
- * an exception. */
+/* Returns the hint of managedmem._notebook about views that IPython keeps. Returns NULL outside
+ * IPython, and with an exception on failure. */
 static PyObject *
 notebook_hint(PyObject *op)
 {
@@ -374,7 +375,7 @@ add_notebook_hint(PyObject *op)
         PyErr_Format(PyExc_BufferError, "%S%S", raised.value, hint);
         Py_DECREF(hint);
     } else if (PyErr_Occurred() == NULL || PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear(); /* any error of IPython */
+        PyErr_Clear(); /* any Exception from making the hint */
         mm_exception_restore(&raised);
         return;
     }
@@ -387,10 +388,10 @@ const char mm_buffer_close_doc[] =
     "close($self, /, stream=None)\n--\n\n"
     "Free the memory. Closing a second time does nothing.\n"
     "\n"
-    "Waits for work that uses the memory and, with a stream, for all work queued there. Memory of a pool\n"
-    "is freed without waiting, in the order of the stream; without one, in the order of the stream of the\n"
-    "allocation. Releases the owner, the memory resource and the parent of a view. Closing a view ends\n"
-    "only that view.\n"
+    "Waits for work that uses the memory and, with a stream, for all work queued there. Memory of\n"
+    "a pool is freed without waiting, in the order of the stream. If no stream is passed, this is\n"
+    "the stream of the allocation, or of set_deallocation_stream(). Releases the owner, the\n"
+    "memory resource and the parent of a view. Closing a view ends only that view.\n"
     "\n"
     "After these errors the buffer stays open and can be closed again: BufferError while a memoryview,\n"
     "NumPy array or DLPack tensor of the memory lives; CUDAError for pool memory on a stream that captures\n"
@@ -444,7 +445,8 @@ mm_buffer_exit(PyObject *op, PyObject *const *args, Py_ssize_t nargs)
 
 /* --- the stream of the deallocation ----------------------------------------------------- */
 
-/* An export may outlive the buffer, and so the stream object that the buffer keeps. */
+/* BufferError while exports live: they may outlive the buffer, which keeps the stream object
+ * alive. */
 static int
 refuse_exported(mm_buffer *b)
 {

@@ -9,7 +9,7 @@
 
 static PyMethodDef buffer_methods[];
 
-/* The module's state, found from ManagedBuffer or a class made from it in Python. */
+/* The module's state, found from ManagedBuffer or a class that is derived from it in Python. */
 static mm_state *
 buffer_class_state(PyTypeObject *type)
 {
@@ -24,11 +24,11 @@ PyDoc_STRVAR(
     buffer_doc,
     "Managed memory: bytes that the host and every device can access at one address.\n"
     "\n"
-    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and ManagedBuffer.from_handle(),\n"
-    "not directly. buf[i], buf[a:b] of the first axis and buf.view() are buffers over the same memory:\n"
-    "operations act on just their bytes, and they keep the memory alive. On an empty buffer operations\n"
-    "check their arguments and do nothing. A buffer ends with close(), a `with` block, or its last\n"
-    "reference.\n"
+    "Made by managedmem.empty(), ManagedMemoryResource().allocate() and\n"
+    "ManagedBuffer.from_handle(), not directly. buf[i], buf[a:b] of the first axis and buf.view()\n"
+    "are buffers over the same memory, which they keep alive; operations on them act on just\n"
+    "their bytes. On an empty buffer operations check their arguments and do nothing. A buffer\n"
+    "ends with close(), a `with` block, or its last reference.\n"
     "\n"
     "The host reads a result with buf.numpy(), which waits for the stream. memoryview(buf),\n"
     "numpy.asarray(buf) and numpy.from_dlpack(buf) read and write without waiting. Devices use\n"
@@ -66,7 +66,7 @@ raise_mr_with_owner(void)
     return NULL;
 }
 
-/* The streams that mr.deallocate() gets, as mm_foreign_resource_stream makes them. */
+/* Makes the tuple of mm_foreign_resource_stream, for the stream that mr.deallocate() gets. */
 static PyObject *
 read_deallocation_stream(mm_state *state, PyObject *resource, PyObject *stream)
 {
@@ -80,7 +80,7 @@ read_deallocation_stream(mm_state *state, PyObject *resource, PyObject *stream)
                : mm_foreign_resource_stream(state, resource, stream);
 }
 
-/* A buffer over memory that its resource deallocates; takes over the references to memory and
+/* Makes a buffer over memory that its resource deallocates. Steals the references to memory and
  * streams. */
 static PyObject *
 new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObject *resource,
@@ -99,8 +99,9 @@ new_foreign_buffer(mm_state *state, PyTypeObject *type, mm_memory *memory, PyObj
     return buffer;
 }
 
-/* Wraps memory; NULL with an exception. `lives` says that the memory ends with its buffer. The
- * name is set before a buffer exists, because the end of a buffer calls the resource. */
+/* Wraps memory; NULL with an exception. `lives` is true if the memory ends with its buffer. The
+ * name is set before a buffer exists: dropping a buffer after a failure would call the
+ * resource. */
 static mm_memory *
 wrap_memory(mm_state *state, CUdeviceptr start, size_t size, const mm_access *access, bool lives,
             const char *name)
@@ -144,21 +145,23 @@ PyDoc_STRVAR(
     "stream : stream, optional\n"
     "    The stream for mr.deallocate(), kept alive. None: the legacy default stream.\n"
     "is_host_accessible : bool, optional\n"
-    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the host can\n"
-    "    read and write it, so that host views and copies are allowed; a wrong True ends the process.\n"
-    "    None: they are allowed if the owner holds that memory (an object of the buffer protocol or a\n"
-    "    torch tensor), or if mr.is_host_accessible is true. False: no host views of any memory.\n"
+    "    For memory that the driver does not know, such as that of malloc() or mmap(). True: the\n"
+    "    host can read and write it, so that host views and copies are allowed; a wrong True ends\n"
+    "    the process. None: host views and copies are allowed if the owner holds that memory (an\n"
+    "    object of the buffer protocol or a torch tensor), or if mr.is_host_accessible is true.\n"
+    "    False: no host views of any memory.\n"
     "name : str, optional\n"
     "    The name of the buffer, as ManagedBuffer.name has it.\n"
     "\n"
-    "Returns an instance of the class it is called on. The address is not checked here: an operation on\n"
-    "memory that is not managed raises ValueError, and a host view of an unknown address BufferError. If\n"
-    "the owner shows the memory as read-only, by the buffer protocol or __cuda_array_interface__, so is\n"
-    "the buffer: writes and discards raise ValueError. While a host view lives, the owner cannot release\n"
-    "that memory. mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
-    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner, stream\n"
-    "without mr, a bad address or name, or a size below 0; TypeError for mr without deallocate(). Safe\n"
-    "from every thread. Driver: none.");
+    "Returns an instance of the class it is called on. The address is not checked here: an\n"
+    "operation on memory that is not managed raises ValueError, and a host view of an unknown\n"
+    "address BufferError. If the owner shows the memory as read-only, by the buffer protocol,\n"
+    "__cuda_array_interface__ or __array_interface__, the buffer is read-only too: writes and\n"
+    "discards raise ValueError. While a host view lives, the owner cannot release that memory.\n"
+    "mr.deallocate() always gets a stream object: a cuda.core.Stream if mr is a resource of\n"
+    "cuda.core, else stream itself or a Stream. Raises ValueError for mr together with owner,\n"
+    "stream without mr, a bad address or name, or a size below 0; TypeError for mr without\n"
+    "deallocate(). Safe from every thread. Driver: none.");
 
 static PyObject *
 buffer_from_handle(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -215,8 +218,8 @@ repr_of_name(PyObject *op)
     return text;
 }
 
-/* The kind of open memory that is not managed, to stand before the name of the class; empty for
- * managed memory, and where no driver says. */
+/* Names the kind of memory, in front of the class name, if it is open and not managed. Empty for
+ * managed memory, and if the driver cannot be queried. */
 static const char *
 repr_of_kind(const mm_buffer *b)
 {
@@ -465,11 +468,11 @@ static PyGetSetDef buffer_getset[] = {
     {"itemsize", buffer_get_itemsize, NULL, "The size of an element in bytes.", NULL},
     {"name", mm_buffer_get_name, mm_buffer_set_name,
      "The name of the memory in traces and in repr: a str of at most 200 bytes of UTF-8, or None.\n\n"
-     "A name is not unique, and need not be. A view has the name of its whole buffer; assigning to it is\n"
-     "a ValueError, and trace.name(view, label) names the part in a trace. A closed buffer keeps its\n"
-     "name; copies have none. Assigning raises TypeError for other objects; ValueError for an empty, too\n"
-     "long or unencodable str and one with a null character; RuntimeError when closed. Safe from every\n"
-     "thread. Driver: none.",
+     "Several buffers may have the same name. A view has the name of its whole buffer: assigning\n"
+     "to the name of a view is a ValueError, but trace.name(view, label) names the part in a\n"
+     "trace. A closed buffer keeps its name; copies have none. Assigning raises TypeError for\n"
+     "other objects; ValueError for an empty, too long or unencodable str and one with a null\n"
+     "character; RuntimeError when closed. Safe from every thread. Driver: none.",
      NULL},
     {"owner", buffer_get_owner, NULL,
      "The owner= of from_handle(); None without one, and once the buffer is closed.", NULL},
@@ -503,15 +506,16 @@ static PyGetSetDef buffer_getset[] = {
      NULL},
     {"read_mostly", mm_buffer_get_read_mostly, mm_buffer_set_read_mostly,
      "True if every page is advised to be read mostly: copied to each reader, not moved.\n\n"
-     "Each read queries the driver and each write advises it, all or nothing; a value that is not a bool\n"
-     "is a TypeError. Raises RuntimeError when closed, ValueError if this is not managed memory.\n"
-     "Safe from every thread. Driver: cuMemRangeGetAttribute, cuMemAdvise.",
+     "Reading the property queries the driver. Assigning to it advises the pages, all or nothing;\n"
+     "a value that is not a bool is a TypeError. Raises RuntimeError when closed, ValueError if\n"
+     "this is not managed memory. Safe from every thread.\n"
+     "Driver: cuMemRangeGetAttribute, cuMemAdvise.",
      NULL},
     {"preferred_location", mm_buffer_get_preferred_location, mm_buffer_set_preferred_location,
      "Where the pages should stay: a Device, a Host, or None if unset or not the same for all pages.\n\n"
-     "Assigning None unsets it. Each read queries the driver and each write advises it, all or nothing;\n"
-     "an object that is not a location is a TypeError. Raises RuntimeError when closed, ValueError if\n"
-     "this is not managed memory. Safe from every thread.\n"
+     "Reading the property queries the driver. Assigning to it advises the pages, all or nothing;\n"
+     "None unsets the location. An object that is not a location is a TypeError. Raises\n"
+     "RuntimeError when closed, ValueError if this is not managed memory. Safe from every thread.\n"
      "Driver: cuMemRangeGetAttributes, cuMemAdvise.",
      NULL},
     {"accessed_by", mm_buffer_get_accessed_by, mm_buffer_set_accessed_by,
@@ -527,10 +531,11 @@ static PyGetSetDef buffer_getset[] = {
      NULL},
     {"__cuda_array_interface__", mm_buffer_array_interface, NULL,
      "The CUDA array interface, version 3, for torch, CuPy, numba and others.\n\n"
-     "Its stream is the legacy default stream, on which this library works by default; after work on\n"
-     "another stream synchronise that one first. Raises ExportError, a BufferError and an\n"
-     "AttributeError, for wrapped system memory that no device reaches; RuntimeError when closed.\n"
-     "Safe from every thread. Driver: cuPointerGetAttributes for wrapped memory.",
+     "Its stream is the legacy default stream, on which this library works by default, or None\n"
+     "for wrapped memory that is not managed. After work on another stream synchronise that\n"
+     "stream first. Raises ExportError, a BufferError and an AttributeError, for wrapped system\n"
+     "memory that no device reaches; RuntimeError when closed. Safe from every thread.\n"
+     "Driver: cuPointerGetAttributes for wrapped memory.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

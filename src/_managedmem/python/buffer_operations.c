@@ -1,6 +1,6 @@
 /* buffer_operations.c: the methods of a buffer that work in a stream: prefetch, discard, copies
- * and fills. Each reads its arguments (Python code may run), enters the stream and the buffer,
- * detaches, calls, leaves, attaches and raises. */
+ * and fills. Each method reads its arguments (Python code may run), enters the stream and the
+ * buffer, detaches, calls the driver, leaves, attaches and raises. */
 #include <string.h>
 
 #include "../memory/result_blocks.h"
@@ -13,7 +13,7 @@
 #include "stream_object.h"
 #include "targets.h"
 
-/* As the free function with this one target: `unsupported` is read there. */
+/* Runs the code of the free function on this one target, because it also reads `unsupported`. */
 MM_COLD static PyObject *
 call_targets(mm_buffer *b, mm_operation op, PyObject *location, PyObject *stream, PyObject *defer,
              PyObject *unsupported)
@@ -30,10 +30,11 @@ const char mm_prefetch_doc[] =
     "prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
     "Move the pages to a Device or Host before they are used there, in stream order.\n"
     "\n"
-    "defer=True queues an empty host function first, so that the call returns at once and the stream does\n"
-    "the work; None does so for large buffers. With unsupported=\"skip\" the call returns 1, and does\n"
-    "nothing, if managedmem.prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.prefetch() does. Safe from every thread; releases the GIL.\n"
+    "defer=True queues an empty host function first, so that the call returns at once and the\n"
+    "stream does the work; defer=None does this for large buffers. With unsupported=\"skip\" the\n"
+    "call returns 1 and does nothing if managedmem.prefetch() passes over the buffer, and\n"
+    "otherwise returns 0; by default it returns None. Raises as managedmem.prefetch() does. Safe\n"
+    "from every thread; releases the GIL.\n"
     "Driver: cuMemPrefetchAsync.";
 
 PyObject *
@@ -102,9 +103,10 @@ const char mm_discard_doc[] =
     "discard($self, *, stream=None, unsupported='raise')\n--\n\n"
     "Discard the contents, in stream order; until the next write a read returns undefined bytes.\n"
     "\n"
-    "Acts on the whole pages inside the buffer. With unsupported=\"skip\" the call returns 1, and does\n"
-    "nothing, if managedmem.discard() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.discard() does. Safe from every thread; releases the GIL.\n"
+    "Acts on the whole pages inside the buffer. With unsupported=\"skip\" the call returns 1 and\n"
+    "does nothing if managedmem.discard() passes over the buffer, and otherwise returns 0; by\n"
+    "default it returns None. Raises as managedmem.discard() does. Safe from every thread;\n"
+    "releases the GIL.\n"
     "Driver: cuMemDiscardBatchAsync.";
 
 PyObject *
@@ -127,10 +129,11 @@ const char mm_discard_prefetch_doc[] =
     "discard_prefetch($self, location, *, stream=None, defer=None, unsupported='raise')\n--\n\n"
     "Discard the contents and populate the pages at a Device or Host, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there. Pages that the buffer fills only in part are prefetched\n"
-    "first, with their contents. With unsupported=\"skip\" the call returns 1, and does nothing, if\n"
-    "managedmem.discard_prefetch() passes over the buffer, and otherwise 0; the default returns None.\n"
-    "Raises as managedmem.discard_prefetch() does. Safe from every thread; releases the GIL.\n"
+    "Use it for a buffer that will be overwritten there. Pages that the buffer fills only in part\n"
+    "are prefetched first, with their contents. With unsupported=\"skip\" the call returns 1 and\n"
+    "does nothing if managedmem.discard_prefetch() passes over the buffer, and otherwise returns\n"
+    "0; by default it returns None. Raises as managedmem.discard_prefetch() does. Safe from every\n"
+    "thread; releases the GIL.\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.";
 
 PyObject *
@@ -164,10 +167,10 @@ mm_buffer_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs
 /* The other side of a copy: a ManagedBuffer, or memory of another library. */
 typedef struct {
     mm_range range;
-    int device; /* the owner of a ManagedBuffer from a device pool; else MM_ANY_DEVICE */
-    mm_buffer *buffer; /* to be entered; else NULL */
+    int device; /* the device that owns a ManagedBuffer from a device pool; else MM_ANY_DEVICE */
+    mm_buffer *buffer; /* a ManagedBuffer, which must be entered; else NULL */
     CUstream producer; /* the stream in the interface of an array; else NULL */
-    PyObject *export; /* keeps memory of the buffer protocol, or the owner of a buffer; or NULL */
+    PyObject *export; /* keeps exported memory, or the owner of a buffer, alive; or NULL */
 } other_side;
 
 /* ValueError for unequal sizes, and for ranges that overlap without being the same, because the
@@ -214,7 +217,7 @@ read_other_side(mm_buffer *b, PyObject *value, bool writable, other_side *o)
     return 0;
 }
 
-/* Queues the copy behind the producer's work on the array. */
+/* Makes the stream of the copy wait for the producer's work on the array. */
 static int
 follow_producer(const mm_buffer_use *use, const other_side *other, mm_device_stream stream,
                 const mm_pointer_attributes *attributes, mm_status *st)
@@ -236,9 +239,9 @@ copy_with_hints(const mm_buffer_use *use, CUdeviceptr to, CUdeviceptr from,
                           (mm_transfer){{from, size, from}, hints->from}, &options, st);
 }
 
-/* Copies, and waits if one side is system memory, which may be freed once the call returns. So does
- * the memory of an array of numpy(copy=True): another copy may use it then. A default stream
- * belongs to the device that owns the buffer, else the other side. */
+/* Queues the copy. Waits for it if the other side is system memory, which may be freed once the
+ * call returns, or memory of an array of numpy(copy=True), which another copy may then use. A
+ * default stream is that of the device that owns the buffer or, if none does, the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
              const mm_copy_hints *hints, CUstream handle, mm_status *st)
@@ -330,15 +333,16 @@ const char mm_copy_from_doc[] =
     "copy_from($self, src, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of src into the buffer, in stream order.\n"
     "\n"
-    "src is a ManagedBuffer, even of a pool or another device, or an object that shows its memory, such\n"
-    "as an array of another library, a NumPy array or bytes. It must be C-contiguous, of the same size in\n"
-    "bytes and, unless the dtype of the buffer has one byte, in the byte order of this machine, and must\n"
-    "not overlap the buffer unless both are the same range (else ValueError). A copy from system memory,\n"
-    "and from an array of numpy(copy=True), is complete when the call returns; other sources must live\n"
-    "until the stream has copied. The stream's device needs access to pool memory on either side (else\n"
-    "CUDAError). The default stream is that of the device that owns the buffer, or the source, else of\n"
-    "the current device. A copy from an array waits for the stream in its interface. Raises RuntimeError\n"
-    "when closed. Safe from every thread.\n"
+    "src is a ManagedBuffer, even of a pool or another device, or an object that shows its\n"
+    "memory, such as an array of another library, a NumPy array or bytes. It must be\n"
+    "C-contiguous, of the same size in bytes and, unless the dtype of the buffer has one byte, in\n"
+    "the byte order of this machine (else ValueError). It must not overlap the buffer unless both\n"
+    "are the same range (else ValueError). A copy from system memory, and from an array of\n"
+    "numpy(copy=True), is complete when the call returns; other sources must live until the\n"
+    "stream has copied. The stream's device needs access to pool memory on either side (else\n"
+    "CUDAError). The default stream is that of the device whose pool holds the buffer, or else\n"
+    "the source; otherwise that of the current device. A copy from an array waits for the stream\n"
+    "in its interface. Raises RuntimeError when closed. Safe from every thread.\n"
     "\n"
     "options are the hints of copy(): a dict, or an object with these attributes, such as cuda.core's\n"
     "CopyOptions: src_access_order, src_location_hint, dst_location_hint, and overlap_mode, \"default\" or\n"
@@ -431,12 +435,13 @@ const char mm_copy_to_doc[] =
     "copy_to($self, dst=None, *, stream=None, options=None)\n--\n\n"
     "Copy the bytes of the buffer to dst, in stream order, and return dst.\n"
     "\n"
-    "None allocates a new buffer of the same dtype and shape from the same resource, from a pool on the\n"
-    "same stream. A resource of another library is called as allocate(size, stream=stream); its result is\n"
-    "the owner of the new buffer. dst is like src in copy_from(), but writable; options, errors and\n"
-    "threads are the same. A copy to page-locked memory runs at the speed of the link. To an array of\n"
-    "numpy(copy=True) and to system memory it is complete when the call returns, to other memory when the\n"
-    "stream is. Driver: cuMemcpyAsync.";
+    "dst=None allocates a new buffer of the same dtype and shape from the same resource; a pool\n"
+    "allocates on the same stream. A resource of another library is called as allocate(size,\n"
+    "stream=stream); its result is the owner of the new buffer. Any other dst is like src in\n"
+    "copy_from(), but writable; options, errors and threads are the same. A copy to page-locked\n"
+    "memory runs at the speed of the link. A copy to system memory, and to an array of\n"
+    "numpy(copy=True), is complete when the call returns; a copy to other memory is complete when\n"
+    "the stream has made it. Driver: cuMemcpyAsync.";
 
 PyObject *
 mm_buffer_copy_to(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -495,9 +500,10 @@ const char mm_copy_doc[] =
     "__copy__($self, /)\n--\n\n"
     "For copy.copy(): a new ManagedBuffer with the same contents, shape and dtype.\n"
     "\n"
-    "It is from the same resource; the copy of a view has only the view's bytes. Advice and owner are not\n"
-    "copied. The copy follows the work on the default stream and is complete when the call returns;\n"
-    "copy_to() copies in the order of a stream. Raises as copy_to() does. Safe from every thread.\n"
+    "The copy is from the same resource; a copy of a view has only the bytes of the view. Advice\n"
+    "and owner are not copied. The copy follows the work on the default stream and is complete\n"
+    "when the call returns; copy_to() copies in the order of a stream. Raises as copy_to() does.\n"
+    "Safe from every thread.\n"
     "Driver: cuMemcpyAsync, cuStreamSynchronize.";
 
 PyObject *
@@ -508,7 +514,7 @@ mm_buffer_copy(PyObject *op, PyObject *Py_UNUSED(none_or_memo))
 
 /* --- fill ------------------------------------------------------------------------------- */
 
-/* Reads an int of one byte, or 1, 2 or 4 bytes in the order of memory. */
+/* Reads an int of one byte, or an object of 1, 2 or 4 bytes. *width is the number of bytes. */
 static int
 read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *width)
 {

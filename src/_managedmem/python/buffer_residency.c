@@ -31,7 +31,7 @@ set_node_bytes(PyObject *dict, int node, uint64_t bytes)
     return rc;
 }
 
-/* A dict of the nodes that have some of the bytes; None where they are not known. */
+/* A dict of the bytes on each NUMA node that has some; None if the nodes are not known. */
 static PyObject *
 numa_bytes(const mm_range_places *places)
 {
@@ -103,18 +103,19 @@ const char mm_buffer_residency_doc[] =
     "residency($self, /)\n--\n\n"
     "Where the pages of the buffer are now, as far as that can be known.\n"
     "\n"
-    "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the evidence\n"
-    "for each. A page counts as on the host if the host has it mapped, which is certain. For the other\n"
-    "pages, a driver of CUDA 13.4 says where they are. Older ones do not report the device of a page: the\n"
-    "destination of the last prefetch is a hint; the pages can have moved since.\n"
+    "Returns a Residency: bytes on the host, bytes that are not, and the runs of pages with the\n"
+    "evidence for each. A page counts as on the host if the host has it mapped, which is certain.\n"
+    "Drivers from CUDA 13.4 on report where the other pages are. Older drivers do not report the\n"
+    "device of a page, and the destination of its last prefetch is only a hint: the page can have\n"
+    "moved since.\n"
     "\n"
-    "No page is touched or moved. The result is a snapshot: other threads and devices go on moving\n"
-    "pages, and queued work that has not run yet is not in it. Takes 2 us for each MiB; where memory on\n"
-    "the host can be on several NUMA nodes, up to 40 us.\n"
+    "No page is touched or moved. The result is a snapshot: other threads and devices go on\n"
+    "moving pages, and queued work that has not run yet is not in it. The call takes 2 us for\n"
+    "each MiB, or up to 40 us where memory on the host can be on several NUMA nodes.\n"
     "\n"
-    "Raises RuntimeError when closed, ValueError if this is not managed memory (with CUDA 13.4, nor\n"
-    "system memory that every device can access), OSError if /proc/self/pagemap cannot be read,\n"
-    "NotImplementedError without concurrent_managed_access, and before CUDA 13.4 with\n"
+    "Raises RuntimeError when closed, ValueError if this is neither managed memory nor, with CUDA\n"
+    "13.4, system memory that every device can access, OSError if /proc/self/pagemap cannot be\n"
+    "read, NotImplementedError without concurrent_managed_access, and before CUDA 13.4 with\n"
     "direct_managed_mem_access_from_host. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemGetLocationInfo, before CUDA 13.4 cuMemRangeGetAttributes.";
 
@@ -152,9 +153,10 @@ const char mm_residency_doc[] =
     "    As for advise(), in managed memory; with CUDA 13.4 also in system memory that every device can\n"
     "    access.\n"
     "\n"
-    "Returns one Residency. For several targets it has the sums, and in parts the Residency of each; a\n"
-    "page of two targets counts in both. See ManagedBuffer.residency() for its meaning, errors and cost.\n"
-    "Raises TypeError and ValueError for bad targets. Safe from every thread; releases the GIL.\n"
+    "Returns one Residency. For several targets it has the sums, and its parts are the Residency\n"
+    "of each target; a page of two targets counts in both. See ManagedBuffer.residency() for the\n"
+    "meaning of the result, the errors and the cost. Raises TypeError and ValueError for bad\n"
+    "targets. Safe from every thread; releases the GIL.\n"
     "Driver: cuMemGetLocationInfo, cuMemRangeGetAttributes, cuPointerGetAttributes.";
 
 PyObject *

@@ -97,8 +97,8 @@ mm_read_shape(PyObject *value, mm_layout *layout, Py_ssize_t shape[MM_MAX_DIMENS
     return dimensions < 0 ? -1 : 0;
 }
 
-/* ValueError unless the memory has exactly these bytes, at an address for the dtype. Without a shape,
- * `bytes` is what whole items take. */
+/* ValueError unless the buffer has exactly `bytes` bytes, at a multiple of the item size. Without
+ * a shape, `bytes` is the size of the whole items that fit into the buffer. */
 static int
 check_view(const mm_buffer *b, const mm_layout *layout, PyObject *shape, size_t bytes)
 {
@@ -190,9 +190,9 @@ const char mm_range_doc[] =
     "nbytes : int\n"
     "    The number of bytes, 0 or more.\n"
     "\n"
-    "Operations act on just that range, advice and prefetch on all pages that it touches. The range\n"
-    "keeps this buffer alive. Raises ValueError unless it is inside the buffer, RuntimeError when closed.\n"
-    "Safe from every thread. Driver: none.";
+    "Operations act on just that range; advice and prefetch act on all pages that the range\n"
+    "touches. The range keeps this buffer alive. Raises ValueError unless it is inside the\n"
+    "buffer, RuntimeError when closed. Safe from every thread. Driver: none.";
 
 PyObject *
 mm_buffer_range(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -344,7 +344,7 @@ mm_buffer_length(PyObject *op)
     return check_has_axis(b, PyExc_TypeError) < 0 ? -1 : b->shape[0];
 }
 
-/* By the size, because a buffer without axes has no length. */
+/* True if the buffer has bytes. Its length cannot decide: a buffer without axes has none. */
 int
 mm_buffer_bool(PyObject *op)
 {

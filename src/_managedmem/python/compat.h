@@ -3,7 +3,7 @@
 #define MM_COMPAT_H
 
 #define PY_SSIZE_T_CLEAN
-/* Also where Python has no docstrings of its own: signatures are read from them. */
+/* Keeps docstrings even if Python was built without them: signatures are read from them. */
 #define WITH_DOC_STRINGS 1
 #include <Python.h>
 
@@ -84,8 +84,8 @@ mm_xdecref(PyObject *op)
     PyEval_RestoreThread(_save); \
     }
 
-/* Between these, no other thread reads or writes the object's fields. The GIL suffices, as long as
- * no Python code runs in between. */
+/* Between MM_LOCK and MM_UNLOCK no other thread reads or writes the object's fields, as long as no
+ * Python code runs in between. In builds with a GIL, the GIL ensures this. */
 #ifdef Py_GIL_DISABLED
 #define MM_LOCK(op) Py_BEGIN_CRITICAL_SECTION(op)
 #define MM_UNLOCK() Py_END_CRITICAL_SECTION()
@@ -105,8 +105,8 @@ mm_xdecref(PyObject *op)
     MM_METHOD_ROW(name, function, METH_KEYWORDS | METH_CLASS, doc)
 #define MM_POSITIONAL_METHOD(name, function, doc) MM_METHOD_ROW(name, function, 0, doc)
 
-/* The functions that such rows name, for headers: methods that take keywords, that take none, and
- * properties. */
+/* Types for headers, which declare the functions that such rows name: methods that take keywords,
+ * methods that do not, and the getters and setters of properties. */
 typedef PyObject *mm_keyword_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs,
                                     PyObject *kwnames);
 typedef PyObject *mm_positional_method(PyObject *op, PyObject *const *args, Py_ssize_t nargs);
@@ -121,8 +121,8 @@ typedef int mm_setter(PyObject *op, PyObject *value, void *closure);
         {NULL, 0, 0, 0, NULL},                                                          \
     }
 
-/* True if each thread has a current thread state, so that any thread may call PyThreadState_Swap.
- * In 3.11 the process has one. */
+/* True if each thread has a current thread state of its own, so that any thread may call
+ * PyThreadState_Swap. In 3.11 the whole process has only one. */
 static inline int
 mm_swap_is_local(void)
 {

@@ -59,14 +59,15 @@ mm_read_copied(mm_state *state, PyObject *value, bool writable, bool bytes, mm_f
     return 0;
 }
 
-/* The sides of one kind; many are parts of one allocation, about which the driver is asked once. */
+/* Reads all sources, or all destinations. Many are in one allocation, which is queried once. */
 typedef struct {
     bool writable;
-    mm_pointer_attributes known;
+    mm_pointer_attributes known; /* the last answer of the driver */
 } side_reader;
 
-/* Stores the start of the allocation around a side; 0 for memory that may go once the call returns:
- * system memory, and that of an array of numpy(copy=True). */
+/* Stores the start of the allocation around a side in the range. It stays 0 for memory that may be
+ * freed or reused once the call returns: system memory, and the memory of an array of
+ * numpy(copy=True). */
 static int
 find_side_allocation(mm_targets *t, side_reader *reader, mm_range *range, int *device)
 {
@@ -127,7 +128,7 @@ read_name(PyObject *value, const char *label, const char *const *names, unsigned
     return -1;
 }
 
-/* NULL is "stream". */
+/* Reads an access order. NULL means "stream". */
 static int
 read_order(PyObject *value, const char *label, CUmemcpySrcAccessOrder *out)
 {
@@ -143,7 +144,8 @@ read_order(PyObject *value, const char *label, CUmemcpySrcAccessOrder *out)
     return 0;
 }
 
-/* CU_MEMCPY_FLAG_DEFAULT and CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE. */
+/* Reads an overlap mode. The index of its name is the flag: CU_MEMCPY_FLAG_DEFAULT is 0,
+ * CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE is 1. */
 static int
 read_overlap(PyObject *value, unsigned *flags)
 {
@@ -220,7 +222,7 @@ typedef struct {
     mm_stream_use stream;
 } copy_call;
 
-/* The owner of the first memory from a device pool: its default stream does the work. */
+/* The device that owns the first target from a device pool: its default stream does the work. */
 static int
 pool_device(const mm_targets *t)
 {
@@ -308,11 +310,13 @@ const char mm_copy_function_doc[] =
     "Parameters\n"
     "----------\n"
     "sources, destinations : target or sequence of targets\n"
-    "    What ManagedBuffer.copy_from() and copy_to() take, in pairs of one size each. A destination\n"
-    "    overlaps neither another one nor a source: copies of one call have no order.\n"
+    "    What ManagedBuffer.copy_from() and copy_to() take. Each source has the size of its\n"
+    "    destination. A destination overlaps no other destination and no source: copies of one\n"
+    "    call have no order.\n"
     "stream : Stream, object with __cuda_stream__, int, or None\n"
-    "    The stream to work in. None is the default stream: of the device whose pool holds a destination, or\n"
-    "    else a source, the first of them; otherwise of the current device.\n"
+    "    The stream to work in. None is the default stream of a device: of the first one whose\n"
+    "    pool holds a destination, else of the first one whose pool holds a source, else of the\n"
+    "    current one.\n"
     "order : \"stream\", \"during_api_call\" or \"any\"\n"
     "    When the sources are read: after the earlier work of the stream; before the call returns; or at\n"
     "    any time until the copy is done. With the last two, no earlier work may be writing them.\n"
@@ -320,15 +324,17 @@ const char mm_copy_function_doc[] =
     "    Where the pages of managed memory are, which the driver does not look up for a copy. No hint\n"
     "    moves pages, and a wrong one costs time only. None is no hint.\n"
     "\n"
-    "Pairs that follow each other on both sides become one. Small copies share one call of the driver, which\n"
-    "tells it the locations and the order. Each copy has a call of its own, without them, before CUDA 12.8,\n"
-    "in a graph, with system memory, and where a device lacks concurrent_managed_access;\n"
-    "\"during_api_call\" then waits for it. Without locations and an order, copies from 1 MiB on and those on\n"
-    "the legacy default stream have one, too. Copies of system memory are complete when the call returns,\n"
-    "like those of copy_from().\n"
+    "Pairs whose memory is adjacent on both sides become one. Small copies share one driver call,\n"
+    "which passes on the locations and the order. Before CUDA 12.8, in a graph, with system\n"
+    "memory, and where a device lacks concurrent_managed_access, each copy has a driver call of\n"
+    "its own, which passes on neither; with \"during_api_call\" the function then waits for the\n"
+    "copies. If no locations and no order are given, copies of 1 MiB or more and copies on the\n"
+    "legacy default stream have calls of their own, too. Copies of system memory are complete\n"
+    "when the call returns, like those of copy_from().\n"
     "\n"
-    "Raises TypeError or ValueError for bad arguments before anything is copied; CUDAError when the driver\n"
-    "refuses a copy, when others may have been made. Safe from every thread; releases the GIL.\n"
+    "Raises TypeError or ValueError for bad arguments before anything is copied; CUDAError when\n"
+    "the driver refuses a copy, and other copies may have been made by then. Safe from every\n"
+    "thread; releases the GIL.\n"
     "Driver: cuMemcpyBatchAsync, cuMemcpyWithAttributesAsync, cuMemcpyAsync.";
 
 PyObject *

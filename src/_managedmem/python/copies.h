@@ -1,4 +1,4 @@
-/* copies.h: the sides of copies, their hints, and managedmem.copy(). Reading runs Python code. */
+/* copies.h: the sides and hints of copies, and managedmem.copy(). Reading may run Python code. */
 #ifndef MM_COPIES_H
 #define MM_COPIES_H
 
@@ -7,12 +7,12 @@
 
 #define MM_CANNOT_WRITE "cannot be copied into: it is read-only"
 
-/* Reads and checks one side of a copy: a ManagedBuffer or an object of another library. ValueError unless
- * it is C-contiguous, in the byte order of the host (with `bytes` in any) and, for a destination, writable.
- * Sets the range, the producer and the export of *side. */
+/* Reads and checks one side of a copy: a ManagedBuffer or an object of another library. ValueError
+ * unless it is C-contiguous, in the byte order of the host (or in any, if `bytes` is true) and,
+ * for a destination, writable. Sets the range, the producer and the export of *side. */
 int mm_read_copied(mm_state *state, PyObject *value, bool writable, bool bytes, mm_foreign *side);
 
-/* Hints for one copy; locations of type NONE are none. */
+/* Hints for one copy. A location of type NONE is no hint. */
 typedef struct {
     mm_copy_options options; /* without the stream */
     CUmemLocation from, to;

@@ -25,9 +25,9 @@ enum {
     DL_FLOAT8_E8M0FNU = 14
 };
 
-/* The array interfaces and the buffer protocol have no code for the last types. In the interfaces
- * they are plain bytes, as in ml_dtypes and torch; the format is that of results alone, which
- * NumPy views as another type. */
+/* The array interfaces and the buffer protocol have no code for the types from bfloat16 on. The
+ * interfaces show these as plain bytes, as ml_dtypes and torch do. Their format is used only by
+ * the results of numpy(copy=True), which NumPy then views as types of ml_dtypes. */
 const mm_dtype mm_dtypes[MM_DTYPE_COUNT] = {
     {"uint8", "|u1", "B", 1, DL_UINT},
     {"int8", "|i1", "b", 1, DL_INT},
@@ -106,7 +106,7 @@ read_numpy_name(PyObject *value)
     return text;
 }
 
-/* The name as a str: the value itself, the name of a class, that of NumPy, or str(). */
+/* The name as a str: the value itself, the name of a class or of a NumPy dtype, or str(value). */
 static PyObject *
 read_dtype_name(PyObject *value)
 {
@@ -161,7 +161,7 @@ PyObject *
 mm_dtype_object(mm_state *state, const mm_dtype *dtype)
 {
     assert(dtype >= mm_dtypes && dtype < mm_dtypes + MM_DTYPE_COUNT);
-    /* At the interpreter's end a buffer may outlive the module, and with it the tuple. */
+    /* At the interpreter's end a buffer may outlive the module and its tuple of types. */
     if (state->dtypes == NULL) {
         return PyUnicode_FromString(dtype->name);
     }
@@ -271,8 +271,8 @@ static PyMethodDef dtype_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* The module refers to the instances, they to their type, and the type to the module. str is not
- * collected, so without a traversal this cycle would outlive its interpreter. */
+/* The module refers to the instances, the instances to their type, and the type to the module. str
+ * has no traversal, so without this one the cycle would outlive its interpreter. */
 static PyType_Slot dtype_slots[] = {
     {Py_tp_doc, (void *)dtype_doc},
     {Py_tp_base, &PyUnicode_Type},

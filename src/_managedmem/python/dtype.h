@@ -21,7 +21,7 @@ mm_is_plain_bytes(const mm_dtype *dtype)
     return dtype->typestr[1] == 'V';
 }
 
-/* The name of the integers of the same size. */
+/* The name of the unsigned integers of the same size. For elements of 1 or 2 bytes. */
 static inline const char *
 mm_dtype_bits(const mm_dtype *dtype)
 {

@@ -37,7 +37,8 @@ remedy_for(const mm_status *st)
     }
 }
 
-/* Raises with attributes, a dict; NULL for an argument that could not be made. Steals both. */
+/* Raises an exception with a message and a dict of attributes, and steals both. If one is NULL,
+ * the exception from making it stays. */
 static void
 raise_with(PyObject *type, PyObject *message, PyObject *attributes)
 {
@@ -54,7 +55,7 @@ raise_with(PyObject *type, PyObject *message, PyObject *attributes)
     Py_XDECREF(attributes);
 }
 
-/* Those of a CUDAError. A code of 0 and NULL stand for None. */
+/* The attributes of a CUDAError. A code of 0 and a NULL text become None. */
 static PyObject *
 cuda_attributes(int code, const char *name, const char *function)
 {
@@ -182,7 +183,7 @@ mm_raise(mm_state *state, const mm_status *st)
     case MM_TRACE_BUSY:
         raise_trace_busy(state->trace_busy_error, st);
         break;
-    default: /* forked, refused */
+    default: /* MM_FORKED, MM_REFUSED */
         raise_detail(PyExc_RuntimeError, st);
     }
     return NULL;
@@ -315,7 +316,6 @@ mm_errors_init(PyObject *module, mm_state *state)
     return rc;
 }
 
-/* The text of a failure, as its exception would have it; None without one. */
 PyObject *
 mm_status_text(mm_state *state, const mm_status *st)
 {

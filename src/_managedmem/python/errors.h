@@ -1,4 +1,4 @@
-/* errors.h: raising exceptions, of a message or a status. */
+/* errors.h: raising exceptions from a message or a status. */
 #ifndef MM_ERRORS_H
 #define MM_ERRORS_H
 
@@ -37,7 +37,7 @@ mm_raise_failure(mm_state *state, int rc, const mm_status *st)
  * driver is usable. */
 mm_driver *mm_open_now(mm_state *state);
 
-/* mm_open_now, without a call if the driver is open. */
+/* Returns the driver if it is open, else calls mm_open_now. */
 static inline mm_driver *
 mm_open(mm_state *state)
 {
@@ -47,8 +47,8 @@ mm_open(mm_state *state)
     return cu ? cu : mm_open_now(state);
 }
 
-/* An exception that is saved, as for the length of a dealloc, which must neither lose nor raise
- * one. It is restored or dropped. */
+/* A saved exception, to be restored or dropped later. For example, a deallocation must neither
+ * lose the current exception nor raise another. */
 typedef struct {
     PyObject *type, *value, *traceback;
 } mm_exception;

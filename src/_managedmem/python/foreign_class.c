@@ -168,7 +168,7 @@ mm_get_optional(PyObject *object, const char *name, PyObject **out)
     return 0;
 }
 
-/* mm_get_optional for the value of a key, which a defaultdict does not make. */
+/* mm_get_optional for a key of a dict. A defaultdict must not make a value for a missing key. */
 static int
 get_key(PyObject *dict, const char *name, PyObject **out)
 {

@@ -14,8 +14,9 @@ bool mm_is_class_from(mm_state *state, PyTypeObject *type, const char *package);
  * derived class was defined. */
 bool mm_is_instance(mm_state *state, PyObject *object, const char *package, const char *name);
 
-/* The first columns of a table with a row for each library. Matches a class as in mm_is_instance;
- * without a name, any class as in mm_is_from; without a package, any class. */
+/* The first columns of a table with a row for each library. A row with package and name matches as
+ * mm_is_instance does; without a name, as mm_is_from does. Without a package it matches any
+ * object. */
 typedef struct {
     const char *package, *name;
 } mm_foreign_class;
@@ -25,19 +26,20 @@ typedef struct {
 bool mm_matches_class(mm_state *state, PyObject *object, mm_foreign_class class,
                       PyObject **modules);
 
-/* Reads an attribute: 1 with a new reference in *out, 0 without an exception if it is missing, -1
- * with one. *out is NULL unless the result is 1. */
+/* Reads an attribute. Returns 1 with a new reference in *out, 0 without an exception if the
+ * attribute is missing, -1 with an exception. *out is NULL unless the result is 1. */
 int mm_get_optional(PyObject *object, const char *name, PyObject **out);
 
-/* Reads cuda.core's options: a dict, or an object with some of the attributes. TypeError for other objects
- * and for further keys. Stores new references; NULL for what is missing or None. */
+/* Reads cuda.core's options: a dict, or an object with some of the attributes. TypeError for other
+ * objects and for a dict with other keys. Stores new references in values, and NULL for an option
+ * that is missing or None. */
 int mm_read_options(PyObject *options, const char *const *names, size_t count, PyObject **values);
 
 /* The type name of a foreign object for messages, such as "numpy.ndarray". */
 PyObject *mm_type_text(PyObject *value);
 
-/* Raises `error` with the type of a foreign object and the reason: the repr of an array may wait
- * for a GPU, or read all of it. Returns -1. */
+/* Raises `error` with the type of a foreign object and the reason. The repr is not shown: that of
+ * an array may wait for a GPU, or read the whole array. Returns -1. */
 int mm_refuse_foreign(PyObject *error, PyObject *value, const char *reason);
 
 #endif

@@ -14,7 +14,8 @@ typedef struct {
 
 /* --- asking the producer ---------------------------------------------------------------- */
 
-/* The type of the device that the object names, or 0 if it names none; -1 with an exception. */
+/* Sets *type to the type of the device that the object names, or to 0 if it names none. Returns -1
+ * with an exception on failure. */
 static int
 read_device_type(PyObject *value, int *type)
 {
@@ -92,7 +93,7 @@ open_capsule(PyObject *value, PyObject *capsule, exchanged *out)
     if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) {
         (void)mm_refuse_foreign(PyExc_TypeError, value,
                                 "must return a new DLPack capsule from __dlpack__()");
-        return -1; /* which the analyzer does not see in the function */
+        return -1; /* the analyzer does not see that mm_refuse_foreign returns -1 */
     }
     versioned = PyCapsule_GetPointer(capsule, "dltensor_versioned");
     if (versioned->version.major != DLPACK_MAJOR) {
@@ -125,7 +126,7 @@ check_tensor(PyObject *value, const exchanged *x)
     return 0;
 }
 
-/* Replaces packed elements of less than a byte by the bytes that they fill. */
+/* Replaces a layout of packed elements, which share bytes, by that of the bytes they fill. */
 static int
 read_packed(PyObject *value, Py_ssize_t bits, mm_array_layout *layout, Py_ssize_t *shape)
 {

@@ -4,7 +4,8 @@
 
 #include "foreign_layout.h"
 
-/* Reads any object with __dlpack__: 1 if it was read, 0 without it, -1 with an exception. */
+/* Reads an object by __dlpack__: 1 if it was read, 0 if it has no such method, -1 with an
+ * exception. */
 int mm_read_dlpack(mm_state *state, PyObject *value, mm_foreign *out);
 
 #endif

@@ -85,8 +85,8 @@ refuse_interface(const interface *shown, PyObject *error, const char *begin, con
     return mm_refuse_foreign(error, shown->value, reason);
 }
 
-/* Reads the stream of the producer. The protocol forbids 0, which could be either default stream;
- * some producers write it anyway, and it does not matter to work that follows no stream. */
+/* Reads the stream of the producer. The protocol forbids 0, which could be either default stream,
+ * but some producers write it anyway. It is refused only if the work must follow the stream. */
 static int
 read_producer(const interface *shown, mm_foreign *out)
 {
@@ -202,7 +202,7 @@ read_data_tuple(const interface *shown, const mm_array_layout *layout, mm_foreig
                : mm_read_extent(shown->value, first, layout, out);
 }
 
-/* Reads data, an object with the buffer protocol: the array itself if it is missing. */
+/* Reads the entry data, an object with the buffer protocol. Without it, reads the array itself. */
 static int
 read_data_buffer(const interface *shown, const mm_array_layout *layout, mm_foreign *out)
 {

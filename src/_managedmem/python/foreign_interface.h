@@ -4,8 +4,8 @@
 
 #include "foreign_layout.h"
 
-/* Each reads any object with the attribute: 1 if it was read, 0 without it, -1 with an
- * exception. */
+/* Each reads an object by one attribute: 1 if it was read, 0 if the object lacks the attribute, -1
+ * with an exception. */
 int mm_read_cuda_interface(mm_state *state, PyObject *value, mm_foreign *out);
 int mm_read_host_interface(mm_state *state, PyObject *value, mm_foreign *out);
 

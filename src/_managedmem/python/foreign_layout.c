@@ -24,8 +24,8 @@ mm_refuse_size(PyObject *value)
     return mm_refuse_foreign(PyExc_ValueError, value, "describes more memory than there can be");
 }
 
-/* True if strided elements fill their extent without a gap or an overlap: in some order of the axes,
- * each steps over exactly the bytes that those before it cover. */
+/* True if strided elements fill their extent without a gap or an overlap: in some order of the
+ * axes, each axis steps over exactly the bytes that the axes before it cover. */
 static bool
 fills_extent(const mm_array_layout *layout)
 {
@@ -52,11 +52,11 @@ fills_extent(const mm_array_layout *layout)
     return true;
 }
 
-/* As are the elements of a ManagedBuffer. */
+/* True if the elements lie in C order without gaps, as those of a ManagedBuffer do. */
 static bool
 is_c_contiguous(const mm_array_layout *layout)
 {
-    uint64_t step = (uint64_t)layout->itemsize; /* wraps around beside a length of 0 */
+    uint64_t step = (uint64_t)layout->itemsize; /* may wrap around if another length is 0 */
     bool contiguous = true;
 
     for (int i = layout->dimensions - 1; i >= 0; i--) {

@@ -38,8 +38,8 @@ typedef struct {
     const Py_ssize_t *shape, *strides;
 } mm_array_layout;
 
-/* True for an array without elements. It becomes an empty range before its address is read,
- * because that may be 0. */
+/* True for an array without elements. Callers make it an empty range, and do not read its address,
+ * which may be 0. */
 bool mm_has_no_elements(const mm_array_layout *layout);
 
 /* Computes the extent in memory from the address of element 0. */
@@ -51,7 +51,7 @@ int mm_read_ints(PyObject *tuple, const char *name, Py_ssize_t *out);
 
 int mm_refuse_size(PyObject *value);
 
-/* True if this is the mark of the byte order that the host does not have. */
+/* True for the mark of a byte order, such as ">", that is not the host's. */
 bool mm_is_other_order(char mark);
 
 #endif

@@ -111,7 +111,8 @@ read_tensor_extent(PyObject *value, PyObject *address, PyObject *lengths, PyObje
     return mm_read_address(address, &first) < 0 ? -1 : mm_read_extent(value, first, &layout, out);
 }
 
-/* True if a method of the tensor says so; a class without it is not lazy. */
+/* 1 if a method of the tensor, such as is_conj(), answers true, else 0; -1 with an exception. A
+ * class without the method is not lazy. */
 static int
 ask_tensor(PyObject *value, const char *method)
 {
@@ -122,7 +123,7 @@ ask_tensor(PyObject *value, const char *method)
     return rc;
 }
 
-/* Only for callers that copy the contents. */
+/* Only callers that copy the contents need this. */
 static int
 read_laziness(PyObject *value, mm_foreign *out)
 {
@@ -228,8 +229,9 @@ read_core_extent(PyObject *value, PyObject *lengths, PyObject *steps, long long 
                         : mm_read_extent(value, (CUdeviceptr)address, &layout, out);
 }
 
-/* The size of the elements, and whether their byte order is the other one. A view has a layout with
- * the size even for element types that NumPy lacks; older releases have a dtype only. */
+/* Reads the size of the elements, and if their byte order is not the host's. The layout of a view
+ * has the size even for element types that NumPy lacks; views of older releases have only a
+ * dtype. */
 static int
 read_core_elements(PyObject *value, long long *itemsize, bool *swapped)
 {
@@ -282,7 +284,8 @@ is_object(char mark)
     return mark == 'O';
 }
 
-/* True if a format of the buffer protocol has such a mark. The names of members are between colons. */
+/* True if a format of the buffer protocol has a mark that is wanted. The names of members, which
+ * are between colons, have no marks. */
 static bool
 has_mark(const char *format, bool (*is_wanted)(char mark))
 {
@@ -357,7 +360,7 @@ static const kind_of_object host_kinds[] = {
     {{.package = NULL}, NULL},
 };
 
-/* Kinds that show without a call whether the memory is read-only. */
+/* Kinds that tell, without a call of a method, if the memory is read-only. */
 static const kind_of_object owner_kinds[] = {
     {{.package = NULL}, read_exported},
     {{.package = NULL}, mm_read_cuda_interface},
@@ -371,9 +374,9 @@ is_tensor(mm_state *state, PyObject *value)
     return mm_is_instance(state, value, "torch", "Tensor");
 }
 
-/* Tries the kinds in turn, because an object may refuse to show its memory by one protocol and do so
- * by another: a NumPy array of bfloat16 has no buffer but an array interface. If none reads it, the
- * first refusal is raised. A tensor's own methods know best. */
+/* Tries the kinds in turn, because an object may refuse to show its memory by one protocol and
+ * show it by another: a NumPy array of bfloat16 has no buffer but an array interface. If none
+ * reads it, the first refusal is raised. Torch tensors are read by read_tensor instead. */
 static int
 try_kinds(mm_state *state, PyObject *value, const kind_of_object *rows, mm_foreign *out)
 {
@@ -406,7 +409,7 @@ try_kinds(mm_state *state, PyObject *value, const kind_of_object *rows, mm_forei
     return found;
 }
 
-/* Names only the type, because the repr of a module can be pages long. */
+/* Of a torch module it names only the type, because the repr can be pages long. */
 static int
 refuse_target(mm_state *state, PyObject *value)
 {
@@ -485,7 +488,7 @@ mm_is_array(mm_state *state, PyObject *value)
 
     for (size_t i = 0; found == 0 && i < sizeof names / sizeof *names; i++) {
         found = mm_get_optional((PyObject *)Py_TYPE(value), names[i], &shown);
-        if (found == 0) { /* an interface is computed only if the type lacks the attribute */
+        if (found == 0) { /* last, because reading it from the object computes an interface */
             found = mm_get_optional(value, names[i], &shown);
         }
         Py_XDECREF(shown);

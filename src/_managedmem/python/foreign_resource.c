@@ -73,7 +73,7 @@ stream_for_core(mm_state *state, PyObject *core, PyObject *stream, CUstream hand
     return made;
 }
 
-/* An object with __cuda_stream__, or None for a resource of this package without a stream. */
+/* An object with __cuda_stream__; None for a resource of this package if no stream was given. */
 static PyObject *
 stream_for_others(mm_state *state, PyObject *resource, PyObject *stream, CUstream handle)
 {
@@ -193,9 +193,9 @@ refuse_cleared(PyObject *method)
     return found < 0 || cleared ? -1 : 0;
 }
 
-/* Calls the method with the stream and args, whose reference it steals. Enters a context in a
- * thread without one: the garbage collector may run there, and the driver needs it for a default
- * stream. `start` is the memory to deallocate, or 0. */
+/* Calls the method with the stream and with args, whose reference it steals. In a thread without a
+ * context it enters one: the garbage collector may run there, and the driver needs a context for a
+ * default stream. `start` is the memory to deallocate, or 0. */
 static PyObject *
 call_on_stream(PyObject *resource, const char *name, PyObject *args, PyObject *streams,
                CUdeviceptr start)

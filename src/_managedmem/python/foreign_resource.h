@@ -8,8 +8,8 @@
 /* TypeError for a resource without a method deallocate. */
 int mm_foreign_resource_check(PyObject *resource);
 
-/* The stream for the calls of a resource, as a tuple of the object to pass and the object that
- * keeps the stream alive. NULL and None are the default stream. */
+/* The stream for the calls of a resource, as a tuple of the object to pass and the object, or
+ * None, that keeps the stream alive. NULL and None mean the default stream. */
 PyObject *mm_foreign_resource_stream(mm_state *state, PyObject *resource, PyObject *stream);
 
 /* Calls allocate and returns its result. */

@@ -143,7 +143,7 @@ read_by_table(mm_state *state, PyObject *value, CUstream *out)
 int
 mm_read_foreign_stream(mm_state *state, PyObject *value, CUstream *out)
 {
-    /* The methods of a class, such as Stream in place of Stream(), would need an object. */
+    /* A class, such as Stream in place of Stream(), has the methods, but they need an object. */
     int found = PyType_Check(value) ? 0 : read_by_table(state, value, out);
 
     if (found != 0) {

@@ -1,4 +1,5 @@
-/* frames_object.c: the type _Frames, over which working sets and managedmem.torch stream memory. */
+/* frames_object.c: the type _Frames, by which working sets and managedmem.torch move their
+ * parts. */
 #include <stdlib.h>
 
 #include "../working/part_frames.h"
@@ -19,7 +20,7 @@ frames_of(PyObject *op)
     return ((frames_object *)op)->frames;
 }
 
-/* The set at work, or NULL with an exception in a forked child, which must not touch it. */
+/* The frames of an object; NULL with an exception in a forked child, which must not use them. */
 static mm_frames *
 open_frames_of(PyObject *op)
 {
@@ -29,9 +30,10 @@ open_frames_of(PyObject *op)
 PyDoc_STRVAR(
     frames_doc,
     "_Frames(device, nbytes, host_waits, is_managed=False, suspendable=False)\n--\n\n"
-    "Frames on a device for parts of memory whose home is the host, or the places of parts of\n"
-    "managed memory. Safe from every thread; releases the GIL. Driver: cuMemAlloc, cuMemcpyAsync,\n"
-    "cuMemPrefetchAsync, cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
+    "Frames on a device for parts of memory whose home is the host. With is_managed it has no\n"
+    "frames: parts of managed memory are prefetched instead. Safe from every thread; releases the\n"
+    "GIL. Driver: cuMemAlloc, cuMemcpyAsync, cuMemPrefetchAsync,\n"
+    "cuMemDiscardAndPrefetchBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 static PyObject *
 frames_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -104,8 +106,8 @@ read_part_access(PyObject *value, mm_part_access *out)
 PyDoc_STRVAR(
     frames_add_doc,
     "add($self, /, home, nbytes, access, numbers=None)\n--\n\n"
-    "Add a part over memory that the caller keeps; returns its number, and appends it to\n"
-    "the list.");
+    "Add a part over memory that the caller keeps alive. Returns the number of the part, and\n"
+    "appends it to the list numbers.");
 
 static PyObject *
 frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -137,7 +139,7 @@ frames_add(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
     return number;
 }
 
-/* Adds a part for each range that is not empty, and its number to the list. */
+/* Adds a part for each range that is not empty, and appends the number of the part to the list. */
 static int
 add_ranges(mm_frames *frames, const mm_targets *t, mm_part_access access, PyObject *numbers)
 {
@@ -164,7 +166,8 @@ add_ranges(mm_frames *frames, const mm_targets *t, mm_part_access access, PyObje
     return 0;
 }
 
-/* Parts and ranges that are not empty have the same order. The caller keeps the items. */
+/* Gives each part over a ManagedBuffer the guard of its memory; the caller keeps the buffer alive.
+ * Parts have the order of the ranges that are not empty. */
 static int
 guard_parts(mm_frames *frames, const mm_targets *t, PyObject *numbers)
 {
@@ -203,8 +206,9 @@ bytes_of_targets(const mm_targets *t)
 PyDoc_STRVAR(
     frames_add_targets_doc,
     "add_targets($self, /, targets, access, numbers)\n--\n\n"
-    "Append the number of a part for each target that has bytes to the list, even before a\n"
-    "failure; returns their bytes and what keeps their memory.");
+    "Add a part for each target that has bytes, and append the number of the part to the list.\n"
+    "After a failure the list has the numbers of the parts that were added. Returns the sum of\n"
+    "the bytes, and the objects that keep the memory alive.");
 
 static PyObject *
 frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -235,8 +239,8 @@ frames_add_targets(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObje
     return kept;
 }
 
-/* Reads the number of a part; if `frame` is given, of a use, whose upper half is the number of the
- * part's frame in a graph. */
+/* Reads the number of a part. If `frame` is not NULL, reads the number of a use instead: its lower
+ * half is the part, its upper half the number of the frame in a graph. */
 static int
 read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *frame)
 {
@@ -261,8 +265,9 @@ read_part_number(PyObject *op, PyObject *value, uint32_t *part, uint32_t *frame)
     return 0;
 }
 
-/* The part numbers of a list or tuple, or use numbers if `in_graphs`, a part of the result, is
- * given. The caller gives the result to PyMem_Free; NULL with an exception. */
+/* Reads the part numbers of a list or tuple. If `in_graphs` is not NULL, reads numbers of uses,
+ * and *in_graphs points to their frames, in the same block. The caller frees the result with
+ * PyMem_Free. NULL with an exception. */
 static uint32_t *
 read_part_numbers(PyObject *op, PyObject *value, uint32_t **in_graphs, Py_ssize_t *count)
 {
@@ -290,14 +295,14 @@ read_part_numbers(PyObject *op, PyObject *value, uint32_t **in_graphs, Py_ssize_
     return parts;
 }
 
-/* Takes `done` numbers out of the front of a list. */
+/* Removes the first `done` numbers from a list. */
 static int
 cut_list(PyObject *list, Py_ssize_t done)
 {
     return done > 0 ? PyList_SetSlice(list, 0, done, NULL) : 0;
 }
 
-/* Removes parts up to a failure; returns their number. */
+/* Removes parts until one fails; returns the number of removed parts. */
 static Py_ssize_t
 remove_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, mm_status *st)
 {
@@ -311,9 +316,9 @@ remove_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, mm_stat
 
 PyDoc_STRVAR(frames_remove_doc,
              "remove($self, parts, /)\n--\n\n"
-             "Take parts out that are not in use, and their numbers out of the list.");
+             "Remove parts, which must not be in use, and remove their numbers from the list.");
 
-/* Removes the parts, and takes their numbers out of the list: a signal cannot come between. */
+/* Removes the parts and their numbers in one call, so that no signal is raised in between. */
 static PyObject *
 frames_remove(PyObject *op, PyObject *value)
 {
@@ -335,7 +340,7 @@ frames_remove(PyObject *op, PyObject *value)
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), done < count ? -1 : 0, &st);
 }
 
-/* Stores the addresses of uses in a tuple, and appends the numbers of those in frames to a list. */
+/* Returns a tuple of the addresses of uses. Appends the number of each that has one to `held`. */
 static PyObject *
 list_acquired(const mm_part_use *uses, Py_ssize_t count, PyObject *held)
 {
@@ -391,11 +396,10 @@ acquire_parts(mm_frames *frames, const uint32_t *parts, Py_ssize_t count, bool w
 PyDoc_STRVAR(
     frames_acquire_doc,
     "acquire($self, /, parts, writes, stream, held)\n--\n\n"
-    "The addresses of parts for work on the stream until release(), or 0 for those to be\n"
-    "used at home. Appends the numbers of the others to the list held; a signal is raised\n"
-    "before all of it or after it.");
+    "The addresses of parts for work on the stream until release(); 0 for a part that has to be\n"
+    "used at home. Appends the numbers of the other uses to the list held. A signal is raised\n"
+    "before all of this or after it.");
 
-/* A signal comes before all of it or behind it. */
 static PyObject *
 frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -423,11 +427,10 @@ frames_acquire(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *
 
 PyDoc_STRVAR(frames_release_doc,
              "release($self, /, held, written, stream, goes_on)\n--\n\n"
-             "End the uses of parts, or let them go on, and copy written parts home. Takes the\n"
-             "numbers of those that are released out of the list. If that fails, a part stays in\n"
-             "its frame.");
+             "Copy written parts home and, unless goes_on, end the uses. Removes the numbers of\n"
+             "uses that have ended from the list. If a release fails, the part stays in its\n"
+             "frame.");
 
-/* Takes the numbers of the uses that are ended out of the list. */
 static PyObject *
 frames_release(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
@@ -487,9 +490,9 @@ frames_has(PyObject *op, PyObject *value)
     return PyBool_FromLong(present);
 }
 
-PyDoc_STRVAR(
-    frames_give_order_doc,
-    "give_order($self, parts, /)\n--\n\nExpect a round of uses; () lets the set learn it.");
+PyDoc_STRVAR(frames_give_order_doc,
+             "give_order($self, parts, /)\n--\n\n"
+             "Expect rounds of uses in this order; () lets the set learn the order.");
 
 static PyObject *
 frames_give_order(PyObject *op, PyObject *value)
@@ -510,7 +513,7 @@ frames_give_order(PyObject *op, PyObject *value)
     return mm_none_or_raise(mm_type_state(Py_TYPE(op)), rc, &st);
 }
 
-/* A call of the set with a stream alone. */
+/* Calls a function of the frames that takes only a stream. */
 static PyObject *
 call_with_stream(PyObject *op, PyObject *value, int (*call)(mm_frames *, CUstream, mm_status *))
 {
@@ -531,7 +534,7 @@ call_with_stream(PyObject *op, PyObject *value, int (*call)(mm_frames *, CUstrea
 }
 
 PyDoc_STRVAR(frames_settle_doc,
-             "settle($self, stream, /)\n--\n\nLet the stream follow all copies home so far.");
+             "settle($self, stream, /)\n--\n\nMake the stream wait for all copies home so far.");
 
 static PyObject *
 frames_settle(PyObject *op, PyObject *value)
@@ -542,7 +545,8 @@ frames_settle(PyObject *op, PyObject *value)
 PyDoc_STRVAR(
     frames_begin_round_doc,
     "begin_round($self, stream, /)\n--\n\n"
-    "Forget all copies, and load parts ahead from now on, behind the work on the stream.");
+    "Forget all copies that are not in use. From now on load parts ahead, behind the work on the\n"
+    "stream.");
 
 static PyObject *
 frames_begin_round(PyObject *op, PyObject *value)
@@ -550,7 +554,7 @@ frames_begin_round(PyObject *op, PyObject *value)
     return call_with_stream(op, value, mm_frames_begin_round);
 }
 
-/* A call of the set alone. */
+/* Calls a function of the frames that takes nothing else. */
 static PyObject *
 call_alone(PyObject *op, int (*call)(mm_frames *, mm_status *))
 {
@@ -587,7 +591,8 @@ frames_synchronize(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(frames_suspend_doc,
              "suspend($self, /)\n--\n\n"
-             "Give the memory of the frames back to the driver; uses are at home until resume().");
+             "Give the memory of the frames back to the driver. Parts are used at home until\n"
+             "resume().");
 
 static PyObject *
 frames_suspend(PyObject *op, PyObject *Py_UNUSED(none))
@@ -623,7 +628,7 @@ frames_end_round(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(frames_changed_doc,
              "changed($self, /, part, stream)\n--\n\n"
-             "The stream has written the part at home: forget the copy of it.");
+             "Forget the copy of a part that the work on the stream has written at home.");
 
 static PyObject *
 frames_changed(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

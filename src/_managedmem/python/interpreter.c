@@ -23,7 +23,7 @@ static atomic_bool in_subinterpreters;
 /* --- the interpreter of a thread ------------------------------------------------------------- */
 
 /* PyGILState of CPython 3.11 knows one thread state for each thread. A thread in a
- * subinterpreter has two, and taking the GIL with the wrong one waits for itself. */
+ * subinterpreter has two, and would wait for itself if it took the GIL with the wrong one. */
 static bool
 can_identify_interpreter(void)
 {
@@ -199,8 +199,8 @@ mm_interpreter_release(mm_interpreter *interpreter)
     }
 }
 
-/* Runs at interpreter exit, and ends the recording of this interpreter. A visitor's thread state
- * that outlived the interpreter would abort the process. */
+/* Runs at interpreter exit: ends the recording of this interpreter, and waits for its visitors. A
+ * visitor's thread state that outlived the interpreter would abort the process. */
 static PyObject *
 end_interpreter(PyObject *module, PyObject *Py_UNUSED(none))
 {

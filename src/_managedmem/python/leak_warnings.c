@@ -6,8 +6,8 @@
 
 #include "foreign_resource.h"
 
-/* "cuMemFree failed with CUDA_ERROR_UNKNOWN (999): unknown error. 4096 bytes of managed memory may have
- * leaked." */
+/* The message, such as "cuMemFree failed with CUDA_ERROR_UNKNOWN (999): unknown error. 4096 bytes
+ * of managed memory may have leaked". */
 static PyObject *
 leak_text(const mm_leak *leak)
 {
@@ -41,7 +41,7 @@ warn_of_leak(mm_state *state, const mm_leak *leak)
         if (!mm_import_failed_at_exit()) {
             PyErr_WriteUnraisable(state->cuda_warning);
         }
-        PyErr_Clear(); /* reported above */
+        PyErr_Clear(); /* an error at exit; others were reported above */
     }
     Py_XDECREF(bytes);
     Py_XDECREF(text);
@@ -104,11 +104,12 @@ PyDoc_STRVAR(
     cuda_warning_doc,
     "The driver refused to free something where no exception can be raised.\n"
     "\n"
-    "Issued where an object is dropped that was not closed, or where memory is freed late, with\n"
-    "the error of the driver and what leaks. The default filters show it once for each line of\n"
-    "Python. As an error (warnings.filterwarnings(\"error\", category=CUDAWarning)) it goes to\n"
-    "sys.unraisablehook. A driver that is shut down is not reported. Use close() or a with block\n"
-    "to get a CUDAError instead.");
+    "Issued when an object that was not closed is dropped, or when memory is freed late. The\n"
+    "message has the error of the driver and what may have leaked. The default filters show it\n"
+    "once for each line of Python. If a filter makes it an error\n"
+    "(warnings.filterwarnings(\"error\", category=CUDAWarning)), it goes to sys.unraisablehook.\n"
+    "Failures of a driver that is shut down are not reported. Use close() or a with block to get\n"
+    "a CUDAError instead.");
 
 int
 mm_leak_warnings_init(PyObject *module, mm_state *state)

@@ -7,9 +7,9 @@
 
 void mm_report_leaks_now(void);
 
-/* Warns of the frees that failed since the last call, in any thread. To be called attached, with no
- * guard entered, after what may free. It keeps the current exception, and raises none: a warning that
- * a filter makes an error goes to sys.unraisablehook. */
+/* Warns of the frees that failed in any thread since the last call. Call it after code that may
+ * free, attached and with no guard entered. It keeps the current exception and raises none: a
+ * warning that a filter turns into an error goes to sys.unraisablehook. */
 static inline void
 mm_report_leaks(void)
 {
