@@ -1,5 +1,5 @@
 /* location_device.c: the type Device: one GPU of this system, by its ordinal. Devices are
- * interned, and their ordinals are below the driver's count. */
+ * interned, and each ordinal is below the driver's number of devices. */
 #include "foreign_location.h"
 #include "leak_warnings.h"
 #include "location_object.h"
@@ -41,8 +41,8 @@ PyDoc_STRVAR(
     "    The ordinal, from 0; or a Device, a torch.device, or a device object of CuPy, numba, JAX or\n"
     "    cuda.core. None: the calling thread's current device (0 if it has none).\n"
     "\n"
-    "Devices are immutable, hashable and interned: Device(0) is Device(0). Making one opens the\n"
-    "driver.\n"
+    "Devices are immutable, hashable and interned: Device(0) is Device(0). Making a Device\n"
+    "opens the driver.\n"
     "\n"
     "Raises ValueError for an ordinal that is negative, a bool, or too large (the message gives the\n"
     "number of devices), and for objects that are not devices; DriverNotFoundError without a driver.\n"
@@ -127,7 +127,7 @@ run_on_device(PyObject *op, int (*action)(mm_driver *, int, mm_status *))
 
 PyDoc_STRVAR(device_set_current_doc,
              "set_current($self, /)\n--\n\n"
-             "Make this the calling thread's current device (its primary context).\n"
+             "Make this device the calling thread's current one, by its primary context.\n"
              "\n"
              "Driver: cuDevicePrimaryCtxRetain, cuCtxSetCurrent.");
 
@@ -241,7 +241,7 @@ device_get_memory_info(PyObject *op, void *Py_UNUSED(closure))
     return mm_record_new(state->memory_info_type, fields, 2);
 }
 
-/* Queries the attribute of a property, whose closure is the attribute's number. */
+/* Queries the device attribute of a property. The closure of the property is its number. */
 static int
 query_attribute(PyObject *op, void *closure, int *value)
 {
@@ -308,8 +308,8 @@ static PyGetSetDef device_getset[] = {
      "The device's UUID as a str of 36 characters. Driver: cuDeviceGetUuid.", NULL},
     {"memory_info", device_get_memory_info, NULL,
      "Free and total bytes of the device's memory, as MemoryInfo(free, total).\n\n"
-     "An integrated device shares the system's memory, of which the driver does not count what Linux can\n"
-     "reclaim: free is at least MemAvailable there. Driver: cuMemGetInfo.",
+     "An integrated device shares the system's memory. The driver does not count memory that\n"
+     "Linux can reclaim as free, so free is at least MemAvailable there. Driver: cuMemGetInfo.",
      NULL},
     FLAG("integrated", INTEGRATED,
          "True if the device is part of the processor and has no memory of its own. Prefetch,\n"
@@ -318,10 +318,10 @@ static PyGetSetDef device_getset[] = {
     FLAG("concurrent_managed_access", CONCURRENT_MANAGED_ACCESS,
          "True if host and device can use managed memory at the same time. Without it there is\n"
          "no prefetch, and a host access while the device works ends the process."),
-    FLAG(
-        "pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
-        "True if the device reaches system memory (malloc, NumPy arrays): HMM or ATS. Only then\n"
-        "is system memory a target of advise and prefetch, and of discard if every device reaches it."),
+    FLAG("pageable_memory_access", PAGEABLE_MEMORY_ACCESS,
+         "True if the device reaches system memory (malloc, NumPy arrays), by HMM or ATS. Only\n"
+         "then can advise and prefetch take system memory. discard takes it only if every device\n"
+         "reaches it."),
     FLAG(
         "pageable_memory_access_uses_host_page_tables",
         PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
@@ -334,8 +334,8 @@ static PyGetSetDef device_getset[] = {
      "The NUMA node nearest to the device, or -1 on a system without NUMA.",
      (void *)(intptr_t)CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID},
     {"nearest_host", device_get_nearest_host, NULL,
-     "Host(numa_id=host_numa_id) where the host has memory on several NUMA nodes, else Host(). A\n"
-     "ManagedWorkingSet moves memory home to it. Driver: cuDeviceGetAttribute.",
+     "Host(numa_id=host_numa_id) if the host has memory on several NUMA nodes, else Host(). The\n"
+     "homes of a ManagedWorkingSet are there. Driver: cuDeviceGetAttribute.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -84,7 +84,8 @@ PyDoc_STRVAR(host_numa_current_doc,
              "numa_current()\n--\n\n"
              "The NUMA node of the thread that uses the location in a call.\n"
              "\n"
-             "The driver resolves it when it is used; it may read back as the node or Host().");
+             "The driver replaces it with a node when a call uses it, so advice with it may read\n"
+             "back as that node or as Host().");
 
 static PyObject *
 host_numa_current(PyObject *type, PyObject *Py_UNUSED(none))

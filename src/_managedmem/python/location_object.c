@@ -1,4 +1,4 @@
-/* location_object.c: the common base of Host and Device: making, interning and releasing them. */
+/* location_object.c: the common base of Host and Device: making, interning and printing them. */
 #include "location_object.h"
 
 #include "../driver/context.h"
@@ -17,8 +17,8 @@ mm_new_location(PyTypeObject *type, CUmemLocation location)
     return self;
 }
 
-/* The table has one object for each id. Nothing is removed from it, so a borrowed reference
- * lasts. */
+/* The table has one object for each id, and never loses one, so a reference that is borrowed from
+ * the table stays valid. */
 static PyObject *
 intern_location(PyObject *table, PyTypeObject *type, CUmemLocation location)
 {
@@ -30,7 +30,7 @@ intern_location(PyObject *table, PyTypeObject *type, CUmemLocation location)
     interned = Py_XNewRef(PyDict_GetItemWithError(table, key));
     if (interned == NULL && !PyErr_Occurred()) {
         fresh = mm_new_location(type, location);
-        /* setdefault returns the object of another thread that was faster. */
+        /* If another thread was faster, setdefault returns that thread's object. */
         interned = fresh ? PyObject_CallMethod(table, "setdefault", "OO", key, fresh) : NULL;
         Py_XDECREF(fresh);
     }

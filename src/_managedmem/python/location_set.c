@@ -22,8 +22,8 @@ set_of(PyObject *op)
 
 static int set_contains(PyObject *op, PyObject *value);
 
-/* Operators get operands of any type, whose module state, with the types to compare, may not
- * exist. */
+/* Compares a slot, because an operand can be of any type: the proxy types are in the module's
+ * state, which cannot be found from such a type. */
 static bool
 is_proxy(PyObject *op)
 {
@@ -45,8 +45,8 @@ change_set(const set_object *s, mm_location_set from, mm_location_set to)
 
 /* --- conversions ------------------------------------------------------------------------ */
 
-/* Clears the error of a value that stands for no location or cannot be a member; false for other
- * errors. */
+/* Clears the error if it says that a value is no location or cannot be a member. Returns false for
+ * other errors, which stay set. */
 static bool
 clear_misfit(void)
 {
@@ -59,8 +59,8 @@ clear_misfit(void)
     return refusal;
 }
 
-/* The member that a value stands for, or 0 for a value that cannot be a member. -1 for other
- * errors. */
+/* Stores the member that a value stands for, or 0 if the value cannot be a member. Returns -1 for
+ * other errors. */
 static int
 find_member(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObject *value,
             mm_location_set *member)
@@ -178,8 +178,8 @@ set_of_items(const set_object *s, PyObject *items)
     return set;
 }
 
-/* An operand as a plain set or frozenset. An object that names a member, such as an ordinal, becomes
- * the member, so that it is one to every method and operator, as it is to `in`. */
+/* An operand as a plain set or frozenset. An object that stands for a location, such as an ordinal,
+ * becomes the Device or Host in it, so that methods and operators treat the object as `in` does. */
 static PyObject *
 to_plain_set(const set_object *s, PyObject *op)
 {
@@ -215,7 +215,7 @@ set_length(PyObject *op)
     return read_set(set_of(op), &set) < 0 ? -1 : __builtin_popcountll(set);
 }
 
-/* Over a snapshot: devices ascending, then the host. */
+/* Iterates over a snapshot: devices ascending, then the host. */
 static PyObject *
 set_iter(PyObject *op)
 {
@@ -288,7 +288,7 @@ to_plain_sets(const set_object *s, PyObject *operands)
     return sets;
 }
 
-/* Calls a method that only reads on a plain set of the present members. */
+/* Calls a method that changes nothing, on a plain set of the present members. */
 static PyObject *
 call_plain_method(PyObject *op, PyObject *args, const char *method)
 {
@@ -311,7 +311,8 @@ call_plain_method(PyObject *op, PyObject *args, const char *method)
     }
 
 READING_METHOD(
-    union, "union($self, /, *others)\n--\n\nA plain set of the members of this and all others.")
+    union,
+    "union($self, /, *others)\n--\n\nA plain set of the members of this set and of all others.")
 READING_METHOD(
     intersection,
     "intersection($self, /, *others)\n--\n\nA plain set of the members that all others have.")
@@ -321,7 +322,8 @@ READING_METHOD(
 READING_METHOD(
     symmetric_difference,
     "symmetric_difference($self, other, /)\n--\n\nA plain set of the members of exactly one of the two.")
-READING_METHOD(issubset, "issubset($self, other, /)\n--\n\nTrue if the other has every member.")
+READING_METHOD(issubset,
+               "issubset($self, other, /)\n--\n\nTrue if the other has every member of this set.")
 READING_METHOD(
     issuperset,
     "issuperset($self, other, /)\n--\n\nTrue if this set has every member of the other.")
@@ -375,7 +377,7 @@ read_before(const mm_set_kind *kind, PyObject *owner, mm_location_set removed,
                                      : kind->read(owner, set);
 }
 
-/* Changes that need not know the members before. */
+/* Adds and removes members, even where the present members cannot be queried. */
 static int
 add_and_remove(const mm_set_kind *kind, PyObject *owner, mm_location_set added,
                mm_location_set removed)
@@ -471,7 +473,7 @@ change_in_place(PyObject *op, PyObject *other, set_operation operation)
     return change_members(op, operation, &other, 1) < 0 ? NULL : Py_NewRef(op);
 }
 
-/* An operator, and the same in place, which changes the set. */
+/* Defines an operator and its in-place form, which changes the set. */
 #define OPERATOR(name, number, operation)                              \
     static PyObject *set_##name(PyObject *left, PyObject *right)       \
     {                                                                  \
@@ -588,7 +590,7 @@ mm_set_assign(mm_state *state, const mm_set_kind *kind, PyObject *owner, PyObjec
     if (kind->is_closed(owner)) {
         return kind->raise_closed(owner);
     }
-    /* The assignment of `owner.property |= ...`: the change has been made. */
+    /* `owner.property |= ...` ends with this assignment, after its operator made the change. */
     if (is_proxy(value) && set_of(value)->kind == kind && set_of(value)->owner == owner) {
         return 0;
     }

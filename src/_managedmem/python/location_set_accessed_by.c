@@ -1,5 +1,5 @@
-/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by:
- * each read is one query of the driver, each change advises once for every member that differs. */
+/* location_set_accessed_by.c: the type AccessedBySetProxy, the live set behind buf.accessed_by.
+ * Each read is one query of the driver. Each change advises once for every member that differs. */
 #include "../memory/advice.h"
 #include "buffer.h"
 #include "foreign_location.h"
@@ -17,7 +17,7 @@ raise_buffer_closed(PyObject *owner)
     return mm_buffer_raise_closed(mm_buffer_of(owner));
 }
 
-/* Queries the members of a buffer that was entered, and leaves it. */
+/* Queries the members of an entered buffer, and leaves the buffer. */
 static int
 query_and_leave(mm_buffer *b, const mm_buffer_use *use, mm_location_set *set)
 {
@@ -38,7 +38,7 @@ read_accessed_by(PyObject *owner, mm_location_set *set)
     return mm_buffer_enter(b, MM_QUERY, NULL, &use) < 0 ? -1 : query_and_leave(b, &use, set);
 }
 
-/* The driver does not tell the advice of system memory. */
+/* For system memory, whose advice the driver does not report, the answer is `removed`. */
 static int
 read_accessed_by_before(PyObject *owner, mm_location_set removed, mm_location_set *set)
 {
@@ -165,19 +165,19 @@ PyDoc_STRVAR(
     "The value of buf.accessed_by. It has every method of set and is a collections.abc.MutableSet; its\n"
     "members are Devices and Host(). Nothing is stored: each read queries the driver. A change reads all\n"
     "its arguments, queries once, and advises once for each member that differs. After adding\n"
-    "members it queries once more, and repeats the advice until they read back. If the driver\n"
-    "fails in the middle, the change is undone. Operators return plain sets. Iteration is over a\n"
-    "snapshot: devices ascending, then Host(). A location that only a part of the pages has is\n"
-    "not a member, but discard() removes it from all of them.\n"
+    "members it queries once more, and repeats the advice until the members read back. If the\n"
+    "driver fails in the middle, the change is undone. Operators return plain sets. Iteration is\n"
+    "over a snapshot: devices ascending, then Host(). A location that only some pages have is not\n"
+    "a member, but discard() removes it from all pages.\n"
     "\n"
-    "Devices and hosts of other libraries stand for Devices and Host(), to every method and operator.\n"
+    "All methods and operators accept devices and hosts of other libraries as Devices and Host().\n"
     "Methods that add raise TypeError for objects that are not locations and ValueError for NUMA hosts;\n"
     "`in`, operators and methods that remove accept any object. All raise RuntimeError when the buffer is\n"
     "closed.\n"
     "\n"
-    "For system memory, which devices with pageable_memory_access reach, the members cannot be queried:\n"
-    "reading them, remove(), pop() and ^= raise ValueError; the other changes advise all that they name,\n"
-    "and an assignment unsets every other location.\n"
+    "The members of system memory, which devices with pageable_memory_access reach, cannot be\n"
+    "queried: reading them, remove(), pop() and ^= raise ValueError. Other changes advise every\n"
+    "location that they name, and an assignment unsets every other location.\n"
     "Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
     "other's change. Driver: cuMemRangeGetAttribute, cuMemAdvise.");
 

@@ -1,5 +1,5 @@
 /* location_set_peers.c: the type PeerAccessibleBySetProxy, the live set behind
- * resource.peer_accessible_by: each read queries every device, each change is one driver call. */
+ * resource.peer_accessible_by. Each read queries every device. Each change is one driver call. */
 #include "foreign_location.h"
 #include "location_set.h"
 #include "resource.h"
@@ -31,7 +31,7 @@ read_peers(PyObject *owner, mm_location_set *set)
     return mm_raise_failure(mm_type_state(Py_TYPE(owner)), rc, &st);
 }
 
-/* Detaches, because the driver maps all memory of the pool. */
+/* Releases the GIL, because mapping all memory of the pool takes long. */
 static int
 change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
 {
@@ -49,7 +49,8 @@ change_peers(PyObject *owner, mm_location_set from, mm_location_set to)
     return mm_raise_failure(mm_type_state(Py_TYPE(owner)), rc, &st);
 }
 
-/* The pool's own device always has access and is left out. A member to add must reach the pool. */
+/* The pool's own device always has access, and *member is 0 for it. A device to add (strict) must
+ * be able to reach the pool. */
 static int
 read_peer(mm_state *state, PyObject *owner, PyObject *value, bool strict, mm_location_set *member)
 {
@@ -138,16 +139,16 @@ PyDoc_STRVAR(
     "The value of resource.peer_accessible_by. It has every method of set and is a\n"
     "collections.abc.MutableSet; its members are Devices. Nothing is stored: each read queries the\n"
     "driver for every device. A change reads all its arguments, queries once, and makes one driver call,\n"
-    "or none if nothing changes. It takes effect at the call, for all memory of the pool, and takes long\n"
-    "for much memory: change several devices at once. If the driver refuses, nothing has changed.\n"
-    "Operators return plain sets. Iteration is over a snapshot, ascending.\n"
+    "or none if nothing changes. It takes effect at the call, for all memory of the pool. A call\n"
+    "for much memory takes long: change several devices at once. If the driver refuses, nothing\n"
+    "has changed. Operators return plain sets. Iteration is over a snapshot, ascending.\n"
     "\n"
-    "Devices of other libraries and ordinals stand for Devices, to every method and operator. The pool's\n"
-    "own device always has access and is never a member. Methods that add raise TypeError for objects\n"
-    "that are not devices, and ValueError for a device that does not exist or cannot reach the pool; `in`,\n"
-    "operators and methods that remove accept any object. All raise RuntimeError when the resource is\n"
-    "closed. Safe from every thread; of two threads that change one set at the same time, one may undo the\n"
-    "other's change.\n"
+    "All methods and operators accept ordinals and devices of other libraries as Devices. The\n"
+    "pool's own device always has access and is never a member. Methods that add raise TypeError\n"
+    "for objects that are not devices, and ValueError for a device that does not exist or cannot\n"
+    "reach the pool; `in`, operators and methods that remove accept any object. All raise\n"
+    "RuntimeError when the resource is closed. Safe from every thread; of two threads that change\n"
+    "one set at the same time, one may undo the other's change.\n"
     "Driver: cuMemPoolGetAccess, cuMemPoolSetAccess, cuDeviceCanAccessPeer.");
 
 int

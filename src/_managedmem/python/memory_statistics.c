@@ -33,7 +33,7 @@ counts_record(const char *source, int device, const mm_memory_counts *counts)
                          (unsigned long long)counts->living, (unsigned long long)counts->made);
 }
 
-/* Appends the counts of all kinds and devices of which there was memory. */
+/* Appends the counts of each source and device that has had memory. */
 static int
 append_counts(PyObject *list, const mm_memory_tally *tally)
 {
@@ -53,8 +53,8 @@ append_counts(PyObject *list, const mm_memory_tally *tally)
 
 const char mm_memory_counts_doc[] =
     "_memory_counts(reset_peaks, /)\n--\n\n"
-    "The counts of all memory, and then of each source and device of which there was some, as tuples:\n"
-    "(source, device or -1, bytes, most bytes, number that live, number made).";
+    "The counts of all memory, then those of each source and device that has had memory, as\n"
+    "tuples: (source, device or -1, bytes, peak of the bytes, number that live, number made).";
 
 PyObject *
 mm_memory_counts_read(PyObject *Py_UNUSED(module), PyObject *reset_peaks)
@@ -76,7 +76,7 @@ mm_memory_counts_read(PyObject *Py_UNUSED(module), PyObject *reset_peaks)
 
 /* --- kept memory ------------------------------------------------------------------------------ */
 
-/* Appends (device or -1, bytes of frames, bytes of pools) where one of them is not 0. */
+/* Appends (device or -1, bytes of frames, bytes of pools) for each device that has some. */
 static int
 append_kept(PyObject *list, const uint64_t *frames, const uint64_t *pools)
 {

@@ -29,8 +29,8 @@ module_exec(PyObject *module)
         mm_result_init,
         mm_frames_init,
         mm_slab_init,
-        /* Last, because what it registers at the interpreter's exit stays if a later part
-         * fails. */
+        /* Last, because its handler of the interpreter's exit would stay registered if a later
+         * part failed. */
         mm_interpreter_init,
     };
 
@@ -95,8 +95,8 @@ static PyModuleDef_Slot slots_313[] = {
     {0, NULL},
 };
 
-/* One definition for each kind of interpreter, because 3.11 and 3.12 refuse slots they do not know
- * and the same binary runs on all. */
+/* One definition for each set of slots: 3.11 and 3.12 refuse slots that they do not know, and the
+ * same binary runs on all versions. */
 /* clang-format off */
 #define DEFINE_MODULE(number)               \
     static PyModuleDef module_##number = {  \

@@ -33,20 +33,22 @@ PyDoc_STRVAR(
     "    How several targets reach the driver; \"auto\" chooses the fastest call for each.\n"
     "defer : bool, optional\n"
     "    True queues an empty host function in front, so that the call returns while the stream does\n"
-    "    the work; None does so for large prefetches.\n"
+    "    the work; None queues one for large prefetches.\n"
     "unsupported : \"raise\" or \"skip\"\n"
     "    \"skip\" passes over the targets that cannot be prefetched here: memory that is not managed, and\n"
     "    prefetches that the driver refuses because a device lacks concurrent_managed_access. With\n"
-    "    dispatch=\"batch\" all targets, where there is no batch call.\n"
+    "    dispatch=\"batch\", it passes over all targets where there is no batch call.\n"
     "\n"
     "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
-    "Neighbouring ranges of one allocation become one. Where targets overlap or share a page, the last\n"
-    "one given wins. Raises TypeError or ValueError for bad arguments before anything moves; CUDAError\n"
-    "with code 900 for a stream that captures a graph, which stays intact; NotImplementedError for\n"
-    "dispatch=\"batch\" before CUDA 13.0. Safe from every thread; releases the GIL.\n"
-    "A device that the process has not used gets its primary context, without which nothing would move.\n"
-    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync; cuDevicePrimaryCtxRetain once a device.");
+    "Neighbouring ranges of one allocation are merged. Where targets overlap or share a page, the\n"
+    "last one given wins. Raises TypeError or ValueError for bad arguments before anything moves;\n"
+    "CUDAError with code 900 for a stream that captures a graph, and the graph stays intact;\n"
+    "NotImplementedError for dispatch=\"batch\" before CUDA 13.0. Safe from every thread;\n"
+    "releases the GIL. A device that the process has not used gets its primary context, without\n"
+    "which nothing would move.\n"
+    "Driver: cuMemPrefetchAsync, cuMemPrefetchBatchAsync; cuDevicePrimaryCtxRetain once per\n"
+    "device.");
 
 static PyObject *
 module_prefetch(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -66,17 +68,18 @@ PyDoc_STRVAR(
     "\n"
     "The contents are undefined until they are written; write only after a prefetch or\n"
     "discard_prefetch. Only whole pages inside each target are discarded: bytes on the pages at its\n"
-    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch as for prefetch();\n"
-    "the discard is queued behind the stream in the __cuda_array_interface__ of an array. System memory\n"
-    "needs pageable_memory_access of every device.\n"
+    "ends may stay, and neighbours never lose a byte. targets, stream and dispatch are as for\n"
+    "prefetch(). The discard waits for work on the stream that the __cuda_array_interface__ of an\n"
+    "array names. System memory needs pageable_memory_access of every device.\n"
     "\n"
     "unsupported=\"skip\" passes over memory that is not managed and targets without a whole page; and over\n"
-    "all targets before CUDA 13.0, or if a device lacks concurrent_managed_access. The result is then the\n"
-    "number of targets that were passed over, else None.\n"
+    "all targets before CUDA 13.0, or if a device lacks concurrent_managed_access.\n"
     "\n"
-    "Raises ValueError for a target without a whole page, with gaps, or that is read-only,\n"
-    "NotImplementedError before CUDA 13.0, and as prefetch() does. Safe from every thread. Driver:\n"
-    "cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
+    "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
+    "\n"
+    "Raises ValueError for a target that has no whole page, has gaps, or is read-only,\n"
+    "NotImplementedError before CUDA 13.0. Other errors are those of prefetch(). Safe from every\n"
+    "thread. Driver: cuMemDiscardBatchAsync, cuEventRecord, cuStreamWaitEvent.");
 
 static PyObject *
 module_discard(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -103,13 +106,13 @@ PyDoc_STRVAR(
     "--\n\n"
     "Discard contents and populate the pages at a location, in stream order.\n"
     "\n"
-    "For a buffer that will be overwritten there: pages move without their bytes. The pages at the\n"
-    "ends that a target shares with its neighbours are prefetched first, with their contents; when that\n"
-    "fails, nothing is discarded. When the discard itself fails, contents of the targets may be lost,\n"
-    "but nothing else. Targets that share pages and have different locations are processed one by one,\n"
-    "so those before a failure are discarded. Parameters, result and errors as for prefetch() and\n"
-    "discard(); unsupported=\"skip\" passes over the same targets as for discard(), even where they could\n"
-    "be prefetched.\n"
+    "Use it for a buffer that will be overwritten there: pages move without their bytes. The\n"
+    "pages at the ends that a target shares with its neighbours are prefetched first, with their\n"
+    "contents; when that fails, nothing is discarded. When the discard itself fails, contents of\n"
+    "the targets may be lost, but nothing else. Targets that share pages and have different\n"
+    "locations are processed one by one, so the targets before a failure are discarded.\n"
+    "Parameters, result and errors are as for prefetch() and discard(); unsupported=\"skip\"\n"
+    "passes over the same targets as discard() does, even where they could be prefetched.\n"
     "Driver: cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchAsync.");
 
 static PyObject *
@@ -172,8 +175,8 @@ read_advice_locations(mm_targets *t, PyObject *location, CUmem_advise advice)
         return -1;
     }
     if (!needed) {
-        /* With a NUMA host some drivers accept the advice and do nothing (conformance: ignored
-         * locations). */
+        /* Host(), because some drivers accept such advice with a NUMA host and do nothing
+         * (conformance: ignored locations). */
         for (size_t i = 0; i < t->batch.count; i++) {
             t->batch.transfers[i].location = mm_host();
         }
@@ -196,26 +199,28 @@ PyDoc_STRVAR(
     "----------\n"
     "targets : target or sequence of targets\n"
     "    ManagedBuffers, arrays and tensors of other libraries, cuda.core Buffers and views, NumPy views of\n"
-    "    managed memory. A strided array stands for its extent. For an empty sequence nothing is done.\n"
+    "    managed memory. A strided array stands for all bytes from its lowest to its highest. For\n"
+    "    an empty sequence nothing is done.\n"
     "advice : str, or CUmem_advise or cudaMemoryAdvise of cuda.bindings\n"
-    "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of them with\n"
-    "    \"unset_\".\n"
+    "    \"set_read_mostly\", \"set_preferred_location\", \"set_accessed_by\", or one of these\n"
+    "    with \"unset_\" in place of \"set_\".\n"
     "location : Device or Host, or an iterable with one for each target\n"
     "    Required for set_preferred_location and accessed_by advice; accessed_by takes no NUMA\n"
     "    host.\n"
     "unsupported : \"raise\" or \"skip\"\n"
     "    \"skip\" passes over the targets that cannot take the advice here: memory that is not managed,\n"
-    "    pool memory where the driver refuses its advice, and locations that are devices without\n"
-    "    concurrent_managed_access.\n"
+    "    pool memory where the driver refuses advice on it, and targets whose location is a\n"
+    "    device without concurrent_managed_access.\n"
     "\n"
     "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
     "Advice applies to whole pages, from the one that holds the first byte to the one that holds the\n"
-    "last. It takes effect at once, not in stream order. It is all or nothing: the advice of each\n"
-    "target is queried first and restored when the driver fails. Pages of one target that differ keep\n"
-    "their advice when the driver refuses; when it set the advice and then failed, it is unset on them.\n"
-    "MigrationPolicy.applied() restores every page. Advice that is set reads back: it is repeated where\n"
-    "the driver did not record it. Where targets share a page, the last one given wins.\n"
+    "last. It takes effect at once, not in stream order. It is all or nothing: the earlier advice\n"
+    "of each target is queried first, and restored when the driver fails. If the pages of one\n"
+    "target differ in this advice, they keep it when the driver refuses, and lose it when the\n"
+    "driver sets it and then fails; MigrationPolicy.applied() restores every page. Advice that\n"
+    "was set reads back: it is repeated where the driver did not record it. Where targets share a\n"
+    "page, the last one given wins.\n"
     "\n"
     "Raises TypeError or ValueError for bad arguments before anything is advised, CUDAError when the\n"
     "driver refuses. Safe from every thread; releases the GIL.\n"
@@ -276,8 +281,8 @@ PyDoc_STRVAR(
     "    Where the pages are populated, in the order of the default stream, as by\n"
     "    ManagedBuffer.prefetch(). None: each page at its first use or prefetch.\n"
     "attach : str\n"
-    "    \"global\", or \"host\" for memory that only the host uses until ManagedBuffer.attach() says otherwise,\n"
-    "    which matters where a device has no concurrent_managed_access.\n"
+    "    \"global\", or \"host\" for memory that only the host uses until ManagedBuffer.attach()\n"
+    "    is called. This matters where a device has no concurrent_managed_access.\n"
     "\n"
     "Returns a ManagedBuffer. Raises ValueError and TypeError for bad arguments, CUDAOutOfMemoryError when\n"
     "memory runs out, CUDAError for advice or a prefetch that the driver refuses; the memory is then freed.\n"
@@ -322,12 +327,12 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "x : target\n"
-    "    A ManagedBuffer, or an array, tensor or buffer of another library, as for advise(), but only one.\n"
+    "    One ManagedBuffer, or one array, tensor or buffer of another library, as for advise().\n"
     "    For an address there is ManagedBuffer.from_handle(ptr, size).is_managed.\n"
     "\n"
     "Asks the driver, so it recognises memory of any origin, and touches no page. For a strided array,\n"
     "all bytes from the lowest to the highest count. False for an array without elements, which has no\n"
-    "memory; for a ManagedBuffer the answer is that of its is_managed.\n"
+    "memory; for a ManagedBuffer the answer is its is_managed.\n"
     "\n"
     "Raises TypeError for an object that shows no memory, ValueError for a tensor without memory, such as a\n"
     "meta tensor, RuntimeError for a closed buffer. Safe from every thread.\n"
@@ -448,10 +453,10 @@ read_preset(mm_state *state, PyObject *const argv[ARGC], mm_preset *preset)
 
 static const char register_preset_doc[] =
     "_register_preset(preferred_location, accessed_by, read_mostly, own_device)\n--\n\n"
-    "Names of the exported functions that allocate with this advice and free.\n"
+    "The names of two exported functions: one allocates memory with this advice, one frees it.\n"
     "\n"
     "With own_device, each block prefers, and is accessed by, the device it is allocated for. A page\n"
-    "is allocated and advised as a trial. Equal presets have one function, for the life of the\n"
+    "is allocated and advised as a trial. Equal presets share one function, for the life of the\n"
     "process. Raises TypeError and ValueError for bad arguments, CUDAError for advice that the driver\n"
     "refuses, RuntimeError when no function is left.";
 

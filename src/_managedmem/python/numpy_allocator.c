@@ -1,9 +1,10 @@
 /* numpy_allocator.c: the memory of NumPy's arrays inside numpy_allocator(): a handler of NumPy
  * (NEP 49), and the functions that make one and set it.
  *
- * NumPy is found at run time, so that neither the build nor the import needs it. It keeps the handler in a
- * context variable, and each array keeps the capsule, so that the handler lives as long as its blocks.
- * Its functions may be called from any thread, attached or not, and at any time. */
+ * NumPy is found at run time, so that neither the build nor the import needs it. NumPy keeps the
+ * handler in a context variable, and each array keeps the handler's capsule, so that the handler
+ * lives as long as its blocks. The functions of a handler may be called at any time, in any thread,
+ * attached or not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +19,7 @@
 
 #define CAPSULE_NAME "mem_handler"
 
-/* Indices of the table of NumPy's C API; the version is 15 from NumPy 1.22 on. */
+/* Indices in the table of NumPy's C API, and the version of the table from NumPy 1.22 on. */
 enum { GET_VERSION = 211, SET_HANDLER = 304, VERSION_OF_HANDLERS = 15 };
 
 typedef unsigned int (*get_version_function)(void);
@@ -43,21 +44,21 @@ typedef struct {
 
 /* --- blocks of system memory ---------------------------------------------------------------- */
 
-/* Blocks of managed memory start at page borders, and blocks of system memory never do: NumPy tells
- * the size of a block, but not always the one that it was allocated with. */
+/* A block of managed memory starts at a page border, and a block of system memory never does. Sizes
+ * cannot tell them apart: NumPy may free a block with another size than it was allocated with. */
 static bool
 is_managed_block(const void *block)
 {
     return (uintptr_t)block % mm_page_size() == 0;
 }
 
-/* In front of a block of system memory. */
+/* Lies in front of a block of system memory. */
 typedef struct {
     void *allocation;
     size_t size;
 } block_header;
 
-/* As much as malloc aligns. */
+/* malloc aligns to 16 bytes. */
 _Static_assert(sizeof(block_header) == 16, "a header keeps the alignment");
 
 static block_header *
@@ -158,9 +159,9 @@ handler_release(void *Py_UNUSED(context), void *block, size_t Py_UNUSED(size))
     }
 }
 
-/* ndarray.resize() has checked that no other object uses the memory. This must hold until it has the
- * new block, so the thread stays attached. The old block is freed elsewhere, because the driver may
- * wait for work that needs the GIL. */
+/* ndarray.resize() has checked that no other object uses the memory. This must hold until resize()
+ * has the new block, so the thread stays attached. A managed block is freed in another thread,
+ * because the driver may wait for work that needs the GIL. */
 static void *
 handler_reallocate(void *context, void *block, size_t size)
 {

@@ -1,5 +1,5 @@
 /* oversubscription.c: calls managedmem/_oversubscription.py in the rare case that an allocation,
- * or what a device is to hold, exceeds the memory of devices. */
+ * or the memory that a device is to hold, exceeds the memory of devices. */
 #include "oversubscription.h"
 
 #include "errors.h"
@@ -7,8 +7,8 @@
 #include "module_functions.h"
 #include "state.h"
 
-/* Calls a function of the module with the arguments, whose reference it takes: a new reference, or NULL
- * with an exception. None at the end of an interpreter. */
+/* Calls a function of that file. Steals the reference to the arguments, which may be NULL with an
+ * exception. Returns a new reference, to None while the interpreter ends; NULL on failure. */
 static PyObject *
 call_oversubscription(const char *name, PyObject *arguments)
 {
@@ -32,12 +32,12 @@ call_oversubscription(const char *name, PyObject *arguments)
     return result;
 }
 
-/* Reading what the host has takes longer than an allocation, so the next look comes when half of what
- * is left is taken, or at each allocation when nothing is. */
+/* Reading the host's free memory takes longer than an allocation. So it is read again only after
+ * half of the memory that was left is allocated; if none was left, at each allocation. */
 int
 mm_warn_of_bytes(size_t bytes, size_t living)
 {
-    static atomic_size_t enough; /* for so many bytes of managed memory */
+    static atomic_size_t enough; /* the sum of both, up to which nothing is read */
     PyObject *left;
     size_t most = 0;
 

@@ -1,5 +1,5 @@
-/* oversubscription.h: warnings before an allocation, advice or a prefetch that devices or the host have
- * no memory for. */
+/* oversubscription.h: warnings before an allocation, advice or a prefetch for which devices or the
+ * host lack memory. */
 #ifndef MM_OVERSUBSCRIPTION_H
 #define MM_OVERSUBSCRIPTION_H
 
@@ -7,19 +7,20 @@
 #include "../memory/batch.h"
 #include "compat.h"
 
-/* True if so many bytes may be more than a device has in all. */
+/* True if this many bytes may exceed the whole memory of a device. */
 static inline bool
 mm_may_not_fit(size_t bytes)
 {
     return bytes > atomic_load_explicit(&mm_least_device_memory, memory_order_relaxed);
 }
 
-/* The functions below issue a UserWarning once for each line that calls this package. They run Python
- * code then; -1 with an exception if a filter makes it an error. */
+/* The functions below issue a UserWarning once for each line that calls this package, and run
+ * Python code for that. They return -1 with an exception if a filter turns the warning into an
+ * error. */
 
 MM_COLD int mm_warn_of_bytes(size_t bytes, size_t living);
 
-/* Before managed memory is allocated that devices and host together may not have. */
+/* Before an allocation of managed memory: warns if devices and host together may lack the bytes. */
 static inline int
 mm_warn_of_allocation(const mm_driver *cu, size_t bytes)
 {
@@ -32,7 +33,7 @@ mm_warn_of_allocation(const mm_driver *cu, size_t bytes)
 
 MM_COLD int mm_warn_of_large_place(size_t bytes, CUmemLocation location);
 
-/* Before memory moves to, or prefers, a device that has less. */
+/* Before memory moves to a location or prefers it: warns if that is a device with less memory. */
 static inline int
 mm_warn_of_place(size_t bytes, CUmemLocation location)
 {

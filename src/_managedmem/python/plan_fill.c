@@ -1,4 +1,4 @@
-/* plan_fill.c: filling a PrefetchPlan: add(), pairs, a module, a policy, a budget. */
+/* plan_fill.c: filling a PrefetchPlan: by add(), from pairs, a module, a policy or a budget. */
 #include <stdlib.h>
 
 #include "foreign_memory.h"
@@ -33,8 +33,8 @@ plan_grow(mm_plan_object *self)
     return 0;
 }
 
-/* Makes a missing list. That can run the garbage collector, and so Python code that uses the same
- * plan. */
+/* Makes the list if there is none. Making a list can run the garbage collector, and so Python code
+ * that makes the list of the same plan first. */
 static int
 ensure_list(PyObject **list)
 {
@@ -84,7 +84,7 @@ plan_append(mm_plan_object *self, const new_entry *new)
     return rc;
 }
 
-/* Cuts the range to nbytes from an offset. For each, NULL or None is its default. */
+/* Cuts the range to nbytes from an offset. NULL stands for the default; nbytes may also be None. */
 static int
 read_part(PyObject *offset, PyObject *nbytes, mm_range *range)
 {
@@ -163,7 +163,7 @@ const char mm_plan_add_doc[] =
     "    Bytes to take from the offset on. None: all.\n"
     "\n"
     "Raises ValueError if the part leaves the target or the target is not managed memory, TypeError for\n"
-    "wrong types; the plan is then as before. Driver:\n"
+    "wrong types; the plan is then unchanged. Driver:\n"
     "cuPointerGetAttributes for memory of other libraries.";
 
 PyObject *
@@ -309,7 +309,7 @@ const char mm_plan_from_policy_doc[] =
     "from_policy(targets, policy)\n--\n\n"
     "A plan that prefetches targets to the preferred_location of a policy.\n"
     "\n"
-    "ValueError if the policy prefers none.";
+    "Raises ValueError if the policy prefers no location.";
 
 PyObject *
 mm_plan_from_policy(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -388,10 +388,12 @@ name_parameter(mm_state *state, PyObject *module)
 
 const char mm_plan_from_module_doc[] =
     "from_module(module, location)\n--\n\n"
-    "A plan of all parameters and buffers of a torch module, or of an object with such methods.\n"
+    "A plan of the parameters() and buffers() of a torch module, or of an object with such\n"
+    "methods.\n"
     "\n"
-    "Raises ValueError unless all of them lie in managed memory: for a torch module NotManagedError, with\n"
-    "the name of the first that does not. TypeError for an object without these methods.";
+    "Raises TypeError for an object without these methods, ValueError unless all tensors lie in\n"
+    "managed memory: for a torch module a NotManagedError, with the name of the first tensor that\n"
+    "does not.";
 
 PyObject *
 mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -419,7 +421,7 @@ mm_plan_from_module(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyO
 
 /* --- a budget --------------------------------------------------------------------------- */
 
-/* The part of the device's memory that the default budget leaves for kernels and libraries. */
+/* The default budget leaves 1 / RESERVE_PARTS of the device's memory for kernels and libraries. */
 enum { RESERVE_PARTS = 16 };
 
 /* Reads the budget in bytes, at most the free memory of the device. */
@@ -452,21 +454,23 @@ read_budget(mm_state *state, PyObject *value, CUmemLocation device, size_t *budg
 
 const char mm_plan_fit_doc[] =
     "fit(targets, device, budget=None)\n--\n\n"
-    "A plan that sends the targets that fit to a device, and the others to the host.\n"
+    "A plan that sends the targets that fit a budget to a device, and the others to the host.\n"
     "\n"
     "Parameters\n"
     "----------\n"
     "targets : target or sequence of targets\n"
-    "    In the order of their importance. Each is sent as a whole; one that does not fit in the rest\n"
-    "    of the budget is sent to Host(), and smaller ones behind it may still fit.\n"
+    "    In the order of their importance. Each target is sent as a whole. A target that does not\n"
+    "    fit in the rest of the budget is sent to Host(), and smaller targets behind it may still\n"
+    "    fit.\n"
     "device : int, or a device of any library\n"
     "    The destination of the targets.\n"
     "budget : int, optional\n"
     "    Bytes to use at most; never more than the free memory of the device. None: the free memory\n"
     "    less a sixteenth of the device's memory.\n"
     "\n"
-    "Whole pages count, and equal targets once. Pages of the targets that are on the device now do not\n"
-    "count as free. Raises TypeError or ValueError for bad arguments. Driver: cuMemGetInfo.";
+    "A target counts in whole pages, and equal targets count once. Pages of the targets that are\n"
+    "on the device now do not count as free. Raises TypeError or ValueError for bad arguments.\n"
+    "Driver: cuMemGetInfo.";
 
 PyObject *
 mm_plan_fit_targets(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -41,7 +41,7 @@ typedef struct {
     mm_plan_entry *entries; /* a copy; or NULL */
     size_t count;
     mm_transfer
-        *large; /* of a plan that was prepared just now and may not fit on a device; or NULL */
+        *large; /* if the plan was prepared just now and may not fit on a device; or NULL */
     size_t large_count;
 } plan_use;
 
@@ -162,7 +162,7 @@ plan_enter_stream(mm_state *state, PyObject *const *argv, mm_stream_use *stream,
     return mm_stream_enter(stream) ? 0 : mm_stream_raise_closed();
 }
 
-/* If warnings are errors, the next execution is refused, too. */
+/* If the warning became an error, drops the prepared plans: the next execution warns again. */
 static int
 warn_of_large(mm_plan_object *self, const plan_use *use)
 {
@@ -175,7 +175,7 @@ warn_of_large(mm_plan_object *self, const plan_use *use)
     return -1;
 }
 
-/* Only an execution that may pass over entries has a copy of them. */
+/* Runs a prepared plan. Only an execution that may pass over entries copies the entries. */
 static PyObject *
 plan_run(mm_plan_object *self, mm_operation op, bool skips, PyObject *const argv[DISCARD_ARGC])
 {
@@ -222,9 +222,9 @@ PyDoc_STRVAR(
     "\n"
     "Returns None; with unsupported=\"skip\" the number of entries that were passed over.\n"
     "\n"
-    "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for memory of\n"
-    "another library that was freed, with the number of the entry and before anything moves; otherwise\n"
-    "as prefetch(). Safe from every thread; releases the GIL. Driver:\n"
+    "An empty plan does nothing. Raises RuntimeError for a closed buffer and ValueError for freed\n"
+    "memory of another library, before anything moves; the message has the number of the entry.\n"
+    "Other errors are those of prefetch(). Safe from every thread; releases the GIL. Driver:\n"
     "cuMemPrefetchAsync, cuMemPrefetchBatchAsync.");
 
 static PyObject *
@@ -246,8 +246,9 @@ PyDoc_STRVAR(
     "discard_prefetch($self, /, *, stream=None, dispatch='auto', defer=None)\n--\n\n"
     "Discard the contents of every entry and populate its pages at its location, in stream order.\n"
     "\n"
-    "As execute(); the function discard_prefetch() describes which contents are lost. Entries without a\n"
-    "whole page or with gaps are a ValueError. Driver: cuMemDiscardAndPrefetchBatchAsync.");
+    "It is otherwise like execute(). The function discard_prefetch() describes which contents are\n"
+    "lost. Raises ValueError for entries without a whole page or with gaps. Driver:\n"
+    "cuMemDiscardAndPrefetchBatchAsync.");
 
 static PyObject *
 plan_discard_prefetch(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -294,8 +295,9 @@ PyDoc_STRVAR(
     "Describe the driver calls of execute() with these arguments, and their reasons.\n"
     "\n"
     "discard=True describes discard_prefetch(). Returns a str: a heading, a line for each kind of call\n"
-    "with its number, and remarks. Moves nothing; raises the errors of the execution. The text is true\n"
-    "until memory is moved. Driver: cuMemRangeGetAttribute for ranges that may share a call.");
+    "with the number of calls, and remarks. It moves nothing, and raises the errors of the\n"
+    "execution. The text is true until memory is moved. Driver: cuMemRangeGetAttribute for ranges\n"
+    "that may share a call.");
 
 static PyObject *
 plan_explain(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -5,8 +5,8 @@
 #include "../memory/plan.h"
 #include "compat.h"
 
-/* A PrefetchPlan. A change of its entries drops the prepared plans, and the next execution makes a
- * new one; executions under way keep theirs. Fields are read and written under the object's
+/* A PrefetchPlan. A change of its entries drops the prepared plans, and the next execution prepares
+ * a new one; executions under way keep the old one. Fields are read and written under the object's
  * lock. */
 typedef struct {
     PyObject_HEAD

@@ -16,7 +16,7 @@ typedef struct {
     PyObject
         *targets; /* the argument, or a tuple of its items if it was iterable; NULL once cleared */
     bool skips; /* passes over targets that cannot take the policy */
-    atomic_size_t skipped; /* the number of these when the block was last entered */
+    atomic_size_t skipped; /* targets that were passed over when the block was last entered */
     atomic_int stage;
     mm_targets held;
     mm_page_runs before;
@@ -56,7 +56,7 @@ exchange_stage(applied_object *a, int from, int to)
     return atomic_compare_exchange_strong(&a->stage, &from, to);
 }
 
-/* Leaves a transfer for each target in the batch, for a later restoration. */
+/* Applies the policy. t->batch keeps a transfer for each target, for the later restoration. */
 static int
 apply_to_entered(mm_targets *t, const mm_policy *policy, mm_page_runs *before, mm_status *st)
 {
@@ -85,7 +85,7 @@ mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, 
     if (mm_targets_read_or_skip(state, targets, MM_ADVISE, skips, t) < 0) {
         return -1;
     }
-    for (size_t i = 0; i < t->batch.count; i++) { /* for the warning; the policy has its own */
+    for (size_t i = 0; i < t->batch.count; i++) { /* only for the warning */
         t->batch.transfers[i].location = policy->preferred;
     }
     if (mm_warn_of_places(t->batch.transfers, t->batch.count) < 0
@@ -174,7 +174,7 @@ restore_held(applied_object *a, mm_state *state)
 PyDoc_STRVAR(
     applied_restore_doc,
     "restore($self, /)\n--\n\n"
-    "Restore the earlier advice, as leaving the block does; for a block whose end failed.\n"
+    "Restore the earlier advice, as the end of the block does. Call it when that end failed.\n"
     "\n"
     "Raises RuntimeError if the policy is not applied, CUDAError if the driver refuses: then the policy\n"
     "is still applied, and restore() can be called again.");
@@ -281,15 +281,17 @@ PyDoc_STRVAR(
     applied_doc,
     "A policy that is applied for a `with` block; the result of policy.applied(targets).\n"
     "\n"
-    "Entering applies it as MigrationPolicy.apply() does. Leaving, even by an exception, restores\n"
-    "the advice that every page had before, even where the block changed it, with only the advice that\n"
-    "differs. The earlier advice of system memory cannot be read: all of its advice is unset. Memory that\n"
-    "was closed or freed is left out; a closed view is restored as long as its buffer is open. Blocks\n"
-    "can be nested, each with an object of its own. An object can be entered again after its block;\n"
-    "entering it while it is applied raises RuntimeError.\n"
+    "Entering the block applies the policy as MigrationPolicy.apply() does. Leaving it, even by\n"
+    "an exception, restores the advice that every page had before, even where the block changed\n"
+    "it; only advice that differs is given. The earlier advice of system memory cannot be read,\n"
+    "so all advice on it is unset. Memory that was closed or freed is left out; a closed view is\n"
+    "restored as long as its buffer is open. Blocks can be nested, each with an object of its\n"
+    "own. An object can be entered again after its block; entering it while the policy is applied\n"
+    "raises RuntimeError.\n"
     "\n"
     "If the driver fails while restoring, the rest is tried, the error names the parts that are not\n"
-    "restored, and restore() can be called again. Keeps its targets alive. Safe from every thread.\n"
+    "restored, and restore() can be called again. The object keeps its targets alive. Safe from\n"
+    "every thread.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
 static PyMethodDef applied_methods[] = {

@@ -65,9 +65,10 @@ PyDoc_STRVAR(
     "accessed_by : iterable of Device and Host()\n"
     "    The processors that keep a mapping of the pages, so that their accesses do not fault.\n"
     "\n"
-    "MigrationPolicy() has no advice, as newly allocated memory. default(), read_duplicated(),\n"
-    "prefer() and shared() make the usual ones. Immutable and hashable; compared by value; repr() is the\n"
-    "expression that makes an equal one; can be pickled.\n"
+    "MigrationPolicy() has no advice, like newly allocated memory. default(), read_duplicated(),\n"
+    "prefer() and shared() make the usual policies. A policy is immutable and hashable, is\n"
+    "compared by value, and can be pickled. Its repr() is an expression that makes an equal\n"
+    "policy.\n"
     "\n"
     "Raises TypeError for an object that is not a location, ValueError for a NUMA host in accessed_by or\n"
     "a Device that this system does not have; unpickling raises the same. Safe from every thread.\n"
@@ -134,7 +135,7 @@ policy_prefer(PyObject *type, PyObject *location)
 PyDoc_STRVAR(
     policy_shared_doc,
     "shared(accessed_by=None)\n--\n\n"
-    "These Devices and Host() keep mappings of the pages; None: all devices and the host.\n"
+    "The given Devices and Host() keep mappings of the pages; None: all devices and the host.\n"
     "\n"
     "Raises as MigrationPolicy() does. Driver: none, but None opens it to count the devices.");
 
@@ -215,7 +216,7 @@ policy_hash(PyObject *op)
 
 enum { REPR_BYTES = 2048 }; /* enough with every location in accessed_by */
 
-/* Adds a name with its value, or a value without one, to the texts that commas separate. */
+/* Appends a name and its value, each of which may be empty, to a list with commas. */
 static void
 add_text(char text[REPR_BYTES], const char *name, const char *value)
 {
@@ -324,21 +325,22 @@ PyDoc_STRVAR(
     "apply($self, targets, /, *, unsupported='raise')\n--\n\n"
     "Make the advice on all pages of the targets equal to this policy.\n"
     "\n"
-    "Advice that the policy does not have is unset. targets as for managedmem.advise().\n"
+    "Advice that the policy does not have is unset. targets are as for managedmem.advise().\n"
     "unsupported=\"skip\" passes over the targets that cannot take all of the policy here, and leaves\n"
-    "their advice as it is: memory that is not managed, except system memory that the current device\n"
-    "reaches, pool memory where the driver refuses its advice, and all targets if the policy names a device\n"
-    "without concurrent_managed_access.\n"
+    "their advice as it is. They are memory that is not managed (system memory that the current\n"
+    "device reaches can take it), pool memory where the driver refuses advice on it, and all\n"
+    "targets if the policy names a device without concurrent_managed_access.\n"
     "\n"
     "Returns None; with unsupported=\"skip\" the number of targets that were passed over.\n"
     "\n"
-    "Queries the present advice of each page, and gives only the advice that differs, once for each\n"
-    "run of pages; none if nothing differs. All or nothing: if the driver fails in the middle, the\n"
-    "earlier advice is restored page by page, and the error says so if that fails too. The advice of\n"
-    "system memory cannot be queried: it is given whole, and a failure leaves none. On systems with\n"
-    "one NUMA node drivers accept a node but record nothing, so Host() is advised instead. Takes effect\n"
-    "at once, not in stream order. Before any advice it raises TypeError, ValueError, and RuntimeError\n"
-    "for a closed buffer; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
+    "It queries the present advice of each page, and gives only the advice that differs, once for\n"
+    "each run of pages. It is all or nothing: if the driver fails in the middle, the earlier\n"
+    "advice is restored page by page; if that fails too, the error says so. The advice of system\n"
+    "memory cannot be queried: all of the policy is given, and a failure leaves the memory\n"
+    "without advice. On systems with one NUMA node drivers accept a node but record nothing, so\n"
+    "Host() is advised instead. The advice takes effect at once, not in stream order. Raises\n"
+    "TypeError and ValueError for bad arguments and RuntimeError for a closed buffer, before any\n"
+    "advice; CUDAError if the driver refuses. Safe from every thread; releases the GIL. Of\n"
     "two threads that advise the same pages, the last one wins, advice by advice.\n"
     "Driver: cuMemRangeGetAttributes, cuMemAdvise.");
 
@@ -367,8 +369,8 @@ PyDoc_STRVAR(
     "applied($self, targets, /, *, unsupported='raise')\n--\n\n"
     "A context manager: applies the policy for a `with` block, then restores the earlier advice.\n"
     "\n"
-    "targets and unsupported as for apply(); the targets are read and checked now. Returns an\n"
-    "AppliedPolicy, which says more.");
+    "targets and unsupported are as for apply(). The targets are read and checked at this call.\n"
+    "Returns an AppliedPolicy, whose description says more.");
 
 static PyObject *
 policy_applied(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -12,10 +12,11 @@ typedef struct {
     mm_policy policy;
 } mm_policy_object;
 
-/* Reads the policy= of a function: *policy belongs to a MigrationPolicy, which keeps it; NULL for
- * None and a missing argument. -1 with TypeError. */
+/* Reads a policy= that was given: *policy points into the MigrationPolicy, which must outlive it.
+ * -1 with TypeError for another object. */
 int mm_read_given_policy(mm_state *state, PyObject *value, const mm_policy **policy);
 
+/* mm_read_given_policy, but *policy is NULL for None and for a missing argument. */
 static inline int
 mm_read_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 {
@@ -27,8 +28,8 @@ mm_read_policy(mm_state *state, PyObject *value, const mm_policy **policy)
 PyObject *mm_policy_object_new(mm_state *state, const mm_policy *policy);
 
 /* In policy_applied.c. Applies the policy to a target or a sequence of targets. If `skips`, passes over
- * those that cannot take it. On success *before has the earlier advice, and *t has the targets, which
- * are not entered. On failure neither has to be freed. */
+ * targets that cannot take the policy. On success *before has the earlier advice, and *t has the
+ * targets, which are not entered; the caller frees both. On failure there is nothing to free. */
 int mm_policy_apply_to(mm_state *state, const mm_policy *policy, PyObject *targets, bool skips,
                        mm_targets *t, mm_page_runs *before);
 

@@ -8,7 +8,7 @@
 #include "args.h"
 #include "interpreter.h"
 
-/* ROW of managedmem/_trace_results.py. */
+/* ROW in managedmem/_trace_results.py has this layout. */
 _Static_assert(sizeof(mm_sums_row) == 2 * sizeof(uint32_t) + 33 * sizeof(uint64_t), "no padding");
 
 typedef struct {
@@ -16,9 +16,9 @@ typedef struct {
     mm_recording_options options;
     atomic_bool started; /* a start has begun, and has not failed */
     _Atomic(mm_recording *)
-        recording; /* NULL before the start; then until the end of the object */
-    /* Of the last attribution. */
-    PyObject *pieces; /* bytes, or NULL before one */
+        recording; /* NULL before the start; then kept until the object is freed */
+    /* The results of the last attribution. */
+    PyObject *pieces; /* bytes; NULL before the first attribution */
     mm_recorded_part *parts;
     size_t part_count;
     uint64_t ambiguous;
@@ -56,17 +56,17 @@ PyDoc_STRVAR(
     "Parameters\n"
     "----------\n"
     "limit : int\n"
-    "    Events to keep, between 1,000 and 10**9; those beyond it are in the sums only.\n"
+    "    Events to keep, between 1,000 and 10**9; events beyond the limit are in the sums only.\n"
     "faults : bool\n"
     "    Record page faults too.\n"
     "sync : bool\n"
     "    Wait for the current context, and for every device that this library has worked on, at the\n"
     "    start, at marks and at the end.\n"
     "\n"
-    "It is started once. If it is dropped while it runs, or the interpreter exits, it stops without\n"
-    "results. A forked child does not have it: there, running is False and stop() does nothing.\n"
-    "TypeError and ValueError for bad arguments. Safe from every thread; every method that waits\n"
-    "releases the GIL.");
+    "It can be started once. If it is dropped while it runs, or the interpreter exits, it stops\n"
+    "without results. A forked child does not have it: there, running is False and stop() does\n"
+    "nothing. Raises TypeError and ValueError for bad arguments. Safe from every thread; every\n"
+    "method that waits releases the GIL.");
 
 static PyObject *
 recorder_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -110,8 +110,8 @@ recorder_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-/* Starts a recording; NULL on failure. If the interpreter is ending, a recording that started too
- * late to be ended with it ends here. */
+/* Starts a recording; NULL on failure. Fails while the interpreter ends, because a recording that
+ * starts after the interpreter ended its recordings would never end. */
 static mm_recording *
 start_recording(mm_driver *cu, const mm_recording_options *options, bool wait,
                 const mm_interpreter *interpreter, mm_status *st)
@@ -142,7 +142,7 @@ read_wait(mm_state *state, mm_signature *signature, PyObject *const *args, Py_ss
 PyDoc_STRVAR(
     recorder_start_doc,
     "start($self, /, *, wait=True)\n--\n\n"
-    "Wait, and begin to record.\n"
+    "Wait for devices, and begin to record.\n"
     "\n"
     "The first start of a process moves 64 KiB to check that the records are right. Raises\n"
     "TraceBusyError while a trace runs in this process, TraceUnavailableError where nothing can be\n"
@@ -195,11 +195,11 @@ recording_of(PyObject *op)
 PyDoc_STRVAR(
     recorder_mark_doc,
     "mark($self, /)\n--\n\n"
-    "Wait, and end a part of the recording.\n"
+    "Wait for devices, and end a part of the recording.\n"
     "\n"
-    "Raises RuntimeError if it does not run, and, before it waits, while a managedmem.Stream or a\n"
-    "blocking stream captures a graph: the wait would destroy the capture. CUDAError when the driver\n"
-    "refuses; the part then goes on. Driver: cuCtxSynchronize.");
+    "Raises RuntimeError, before it waits, if the recording does not run, or while a\n"
+    "managedmem.Stream or a blocking stream captures a graph: the wait would destroy the capture.\n"
+    "Raises CUDAError when the driver refuses; the part then goes on. Driver: cuCtxSynchronize.");
 
 static PyObject *
 recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
@@ -220,7 +220,7 @@ recorder_mark(PyObject *op, PyObject *Py_UNUSED(none))
 PyDoc_STRVAR(
     recorder_stop_doc,
     "stop($self, /, *, wait=True)\n--\n\n"
-    "Wait, and end the last part and the recording; a second call does nothing.\n"
+    "Wait for devices, and end the last part and the recording; a second call does nothing.\n"
     "\n"
     "wait=False does not wait, and neither does a stop while a managedmem.Stream or a blocking stream\n"
     "captures a graph. Raises RuntimeError before the start. When the driver refuses the wait, it raises\n"
@@ -391,13 +391,14 @@ PyDoc_STRVAR(
     "attribute($self, named, /)\n--\n\n"
     "Assign the events of the finished parts to memories; returns (memories, rows).\n"
     "\n"
-    "named has tuples (address, nbytes, label); later ones win. Each memory is a tuple (kind, label,\n"
-    "address, nbytes, born, died, pooled): kind is \"buffer\", \"named\", \"foreign\" or \"unknown\", times\n"
-    "are in nanoseconds, born is 0 for memory that is older than the recording, died is -1 for memory\n"
-    "that lives, pooled is True for a buffer from a pool. rows are bytes, 272 for each: \"<2I33Q\" with\n"
-    "the part, the index of a memory, or 0xffffffff for the total of the part, and the sums, which\n"
-    "FIELDS of managedmem/_trace_results.py names.\n"
-    "TypeError or ValueError for bad ranges. Driver: cuPointerGetAttributes.");
+    "named has tuples (address, nbytes, label); where they overlap, later ones win. Each memory\n"
+    "is a tuple (kind, label, address, nbytes, born, died, pooled): kind is \"buffer\",\n"
+    "\"named\", \"foreign\" or \"unknown\", times are in nanoseconds, born is 0 for memory that\n"
+    "is older than the recording, died is -1 for memory that lives, pooled is True for a buffer\n"
+    "from a pool. rows are bytes, 272 for each row, in the format \"<2I33Q\": the part, the index\n"
+    "of a memory (0xffffffff for the total of the part), and the sums, which FIELDS of\n"
+    "managedmem/_trace_results.py names. Raises TypeError or ValueError for bad ranges. Driver:\n"
+    "cuPointerGetAttributes.");
 
 static PyObject *
 recorder_attribute(PyObject *op, PyObject *value)
@@ -432,11 +433,11 @@ recorder_attribute(PyObject *op, PyObject *value)
 PyDoc_STRVAR(
     recorder_events_doc,
     "events($self, /)\n--\n\n"
-    "The events of the last attribute(): a read-only memoryview of bytes, 48 for each.\n"
+    "The events of the last attribute(): a read-only memoryview of bytes, 48 for each event.\n"
     "\n"
-    "The format of one is \"<4QI2h4BI\": start, end, address, amount, memory, source,\n"
-    "destination, kind, cause, access, flags, extra. The view stays as it is after later\n"
-    "calls. Empty before the first attribute().");
+    "The format of an event is \"<4QI2h4BI\": start, end, address, amount, memory, source,\n"
+    "destination, kind, cause, access, flags, extra. Later calls do not change the view.\n"
+    "It is empty before the first attribute().");
 
 static PyObject *
 recorder_events(PyObject *op, PyObject *Py_UNUSED(none))
@@ -456,7 +457,7 @@ recorder_events(PyObject *op, PyObject *Py_UNUSED(none))
     return view;
 }
 
-/* The number of pieces of a part in the last attribution; 0 if that did not see it. */
+/* The number of pieces of a part in the last attribution; 0 if the part ended after that. */
 static size_t
 count_pieces(recorder_object *self, size_t part)
 {
@@ -472,7 +473,7 @@ PyDoc_STRVAR(recorder_parts_doc,
              "parts($self, /)\n--\n\n"
              "The finished parts: tuples (start, end, number of events), times in nanoseconds.\n"
              "\n"
-             "The events are those of the last attribute(); 0 for parts that ended after it.");
+             "The numbers are those of the last attribute(); 0 for parts that ended after it.");
 
 static PyObject *
 recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
@@ -505,7 +506,7 @@ recorder_parts(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(recorder_clock_doc,
              "clock($self, /)\n--\n\n"
-             "Two moments on two clocks: (raw, monotonic) of the start and of the last mark.\n"
+             "The recording's start and the last part's end: (raw, monotonic, raw, monotonic).\n"
              "\n"
              "In nanoseconds. Events have raw times; time.perf_counter() is monotonic.");
 
@@ -531,10 +532,10 @@ PyDoc_STRVAR(
     "report($self, /)\n--\n\n"
     "Counters of the recording, as a dict.\n"
     "\n"
-    "lost, rejected, ambiguous, fault_overflows, fatal_faults: events; overhead: nanoseconds\n"
-    "spent in recording; unlisted: memories that were new after the limit; truncated: events\n"
-    "went beyond the limit; waited: False if the end\n"
-    "did not wait because of a capture.");
+    "lost, rejected, ambiguous, fault_overflows and fatal_faults count events. overhead is the\n"
+    "nanoseconds that were spent in recording, unlisted the number of memories that were new\n"
+    "after the limit. truncated is True if events went beyond the limit, waited is False if the\n"
+    "end did not wait, because a stream captured a graph.");
 
 static PyObject *
 recorder_report(PyObject *op, PyObject *Py_UNUSED(none))
@@ -613,7 +614,8 @@ static PyGetSetDef recorder_getset[] = {
     {"source", recorder_get_source, NULL,
      "The source of the events: \"kernel\" or \"emulator\". RuntimeError before start().", NULL},
     {"source_detail", recorder_get_source_detail, NULL,
-     "The device of the source and its layout. RuntimeError before start().", NULL},
+     "The device file of the events and the layout of its records. RuntimeError before start().",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -12,8 +12,8 @@
 
 /* --- the warning of systems without concurrent access ------------------------------------ */
 
-/* UserWarning, once in a process. A filter that makes it an error refuses each call. None at the
- * end of an interpreter. */
+/* Issues a UserWarning once in a process, but not while an interpreter ends. If a filter turns it
+ * into an error, each call fails. */
 MM_COLD static int
 warn_without_access(void)
 {
@@ -79,7 +79,7 @@ mm_resource_new(PyTypeObject *type, bool pooled, bool managed, CUmemLocation loc
     return self;
 }
 
-/* Releases the pool once. Its buffers keep it alive. */
+/* Closes the resource and releases its pool, once. Buffers of the pool keep the pool alive. */
 static int
 close_resource(mm_resource *r, mm_status *st)
 {
@@ -362,26 +362,28 @@ PyDoc_STRVAR(
     "allocate($self, size, *, stream=None, name=None, policy=None, prefetch=None, attach='global')\n--\n\n"
     "A new ManagedBuffer of size bytes (dtype uint8, one axis), with undefined contents.\n"
     "\n"
-    "From a pool: in the order of the stream, which owns the memory from that point on; other streams\n"
-    "and the host must wait for it. close() and the last reference free it in the same order. Without\n"
-    "a pool the memory is usable at once, on every stream, and stream is only checked, or that of the\n"
-    "prefetch. Size 0 allocates nothing. name is that of ManagedBuffer.name.\n"
+    "Memory of a pool is allocated in the order of the stream, and usable there from that point\n"
+    "on; other streams and the host must wait for that point. close() and the last reference free\n"
+    "the memory in the same order. Without a pool the memory is usable at once, on every stream;\n"
+    "stream is then only checked, and used for the prefetch. Size 0 allocates nothing. name\n"
+    "becomes ManagedBuffer.name.\n"
     "\n"
     "prefetch is a Device or Host where the pages are populated, in the order of the stream. None: no page\n"
     "of managed memory is populated before its first use or prefetch. If the prefetch fails, the memory\n"
     "is freed.\n"
     "\n"
     "policy is a MigrationPolicy that the memory has from the start, before anything touches it; None\n"
-    "takes that of the resource. If the driver refuses the advice, the memory is freed.\n"
+    "takes the policy of the resource. If the driver refuses the advice, the memory is freed.\n"
     "\n"
     "attach is \"global\", or \"host\" for memory without a pool that only the host uses at first: see\n"
     "ManagedBuffer.attach().\n"
     "\n"
     "Raises ValueError for a size below 0, a bad name or attach, a policy or \"host\" with a pool, or a\n"
-    "prefetch of the pool of a device; TypeError for a size that is not an int or a policy or location of\n"
-    "another type; RuntimeError when the resource is closed; CUDAError for a pool or a prefetch on a\n"
-    "stream that captures a graph, and for advice or a prefetch that the driver refuses;\n"
-    "CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the GIL.\n"
+    "prefetch with the pool of a device; TypeError for a size that is not an int or a policy or\n"
+    "location of another type; RuntimeError when the resource is closed; CUDAError for a pool or\n"
+    "a prefetch on a stream that captures a graph, and for advice or a prefetch that the driver\n"
+    "refuses; CUDAOutOfMemoryError when memory runs out. Safe from every thread; releases the\n"
+    "GIL.\n"
     "Driver: cuMemAllocManaged, cuMemAdvise, cuMemRangeGetAttributes, cuMemAllocFromPoolAsync,\n"
     "cuMemPrefetchAsync.");
 
@@ -408,8 +410,8 @@ resource_allocate(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObjec
     return mm_buffer_named(allocate(state, op, argv[STREAM], size, &layout, &placement), name);
 }
 
-/* Once the resource is closed, only its blocks keep the pool, so this free by address is not
- * recorded among the pool's queued frees. */
+/* Frees memory of the pool by its address. A closed resource does not keep the pool, which may be
+ * gone, so the free is then not recorded among the pool's queued frees. */
 static int
 free_pooled(mm_resource *r, mm_driver *cu, CUdeviceptr start, CUstream stream, mm_status *st)
 {
@@ -446,7 +448,8 @@ PyDoc_STRVAR(
     "deallocate($self, ptr, size, *, stream=None)\n--\n\n"
     "Free memory by its address. A ManagedBuffer made with from_handle(mr=...) calls it.\n"
     "\n"
-    "Memory of a pool is freed in the order of the stream, other memory after everything queued on it.\n"
+    "Memory of a pool is freed in the order of the stream, other memory after all work queued on\n"
+    "the stream.\n"
     "Driver: cuMemFree, cuMemFreeAsync.");
 
 static PyObject *
@@ -485,8 +488,8 @@ PyDoc_STRVAR(
     "trim($self, /, keep=0)\n--\n\n"
     "Release memory that the pool does not use to the system, down to keep bytes.\n"
     "\n"
-    "Memory whose free the host has not waited for can stay. Raises ValueError for a negative keep,\n"
-    "RuntimeError without a pool or when closed. Releases the GIL.\n"
+    "Memory can stay if the host has not waited for its free. Raises ValueError for a negative\n"
+    "keep, RuntimeError without a pool or when closed. Releases the GIL.\n"
     "Driver: cuMemPoolTrimTo.");
 
 static PyObject *
@@ -523,8 +526,9 @@ PyDoc_STRVAR(
     "Stop allocating. Closing a second time does nothing. Buffers of the resource stay valid.\n"
     "\n"
     "A pool ends after its last buffer, once its queued frees have run. Waits only for calls that other\n"
-    "threads are making with the resource. Raises CUDAError inside a host function, where the resource\n"
-    "stays open, and when the driver refuses, after which it counts as closed. Safe from every thread.\n"
+    "threads are making with the resource. Raises CUDAError inside a host function, instead of\n"
+    "waiting (the resource stays open), and when the driver refuses (the resource counts as\n"
+    "closed). Safe from every thread.\n"
     "Driver: cuMemPoolDestroy.");
 
 static PyObject *

@@ -45,7 +45,7 @@ int mm_read_placement(mm_state *state, PyObject *policy, PyObject *prefetch, PyO
                       mm_placement *out);
 
 /* A new ManagedBuffer. `resource` is of this package, or NULL. `stream` is any stream object, or
- * NULL; the memory of a pool is allocated, and every memory prefetched, in its order. */
+ * NULL: pool memory is allocated, and any memory is prefetched, in the order of the stream. */
 PyObject *mm_allocate(mm_state *state, PyObject *resource, PyObject *stream, size_t bytes,
                       const mm_layout *layout, const mm_placement *placement);
 
@@ -61,8 +61,8 @@ int mm_resource_check_pooled(PyObject *op);
 /* RuntimeError; returns -1. */
 int mm_resource_raise_closed(void);
 
-/* Before managed memory is allocated: warns once in a process whose devices lack concurrent access,
- * at the line that calls this package. Runs Python code if it warns; -1 with an exception. */
+/* Called before managed memory is allocated. Warns once in a process whose devices lack concurrent
+ * access, at the line that calls this package. A warning runs Python code; -1 with an exception. */
 int mm_check_access(const mm_driver *cu);
 
 /* For both types. max_size bounds the pool of a device; 0 for no bound. */
@@ -83,7 +83,7 @@ extern PyMemberDef mm_resource_members[];
 /* clang-format off */
 #define MM_RESOURCE_GETSET                                                                        \
     {"attributes", mm_resource_get_attributes, NULL,                                              \
-     "The numbers of the pool, as PoolAttributes. RuntimeError without a pool, and once closed.", \
+     "The pool's attributes, as PoolAttributes. RuntimeError without a pool, and once closed.",   \
      NULL},                                                                                       \
     {"is_closed", mm_resource_get_is_closed, NULL, "True once close() was called.", NULL},        \
     {"handle", mm_resource_get_handle, NULL,                                                      \

@@ -153,7 +153,7 @@ PyDoc_STRVAR(
 static PyGetSetDef attributes_getset[] = {
     {"release_threshold", attributes_get, attributes_set_threshold,
      "How much unused memory the pool keeps when a stream, event or device is waited for.\n\n"
-     "2**64 - 1, all of it, unless assigned. ValueError for a number below 0 or above 2**64 - 1.",
+     "It is 2**64 - 1, which keeps all, unless assigned. ValueError below 0 or above 2**64 - 1.",
      (void *)(uintptr_t)&release_threshold},
     {"reserved_mem_current", attributes_get, NULL,
      "The memory that the pool has taken from the system, used or not.",

@@ -12,7 +12,7 @@ is_given(PyObject *argument)
     return argument != NULL && argument != Py_None;
 }
 
-/* Reads the default policy of a resource, whose preferred location can be given alone. */
+/* Reads the default policy of a resource, which can be given as a preferred location alone. */
 static int
 read_default_policy(mm_state *state, PyObject *const argv[ARGC], mm_policy *policy)
 {
@@ -58,15 +58,15 @@ PyDoc_STRVAR(
     "    The advice of each allocation that has no policy of its own; not with a pool.\n"
     "\n"
     "Without a pool it uses cuMemAllocManaged, so every advice works on its memory, and creating it\n"
-    "opens no driver. Each buffer is advised when it is allocated, copies of buffers too, and its advice\n"
-    "can be changed later.\n"
+    "opens no driver. Each buffer, also a copy of a buffer, is advised when it is allocated, and\n"
+    "its advice can be changed later.\n"
     "\n"
     "With a pool, allocating and freeing cost microseconds and follow the order of a stream, but drivers\n"
     "refuse all advice on pool memory: its location is set once. The pool keeps freed memory until\n"
     "trim(), or until attributes.release_threshold is lowered.\n"
     "\n"
-    "Where a device has no concurrent_managed_access, a UserWarning comes once in a process: with the\n"
-    "first allocation, or before, with a resource that is made after the driver was opened.\n"
+    "Where a device has no concurrent_managed_access, a UserWarning is issued once in a process:\n"
+    "at the first allocation, or earlier, when a resource is made after the driver was opened.\n"
     "\n"
     "Raises TypeError for bad arguments, ValueError for a policy with a pool or a preferred location.\n"
     "Safe from every thread. Driver: cuMemPoolCreate.");
@@ -178,7 +178,7 @@ static PyGetSetDef managed_getset[] = {
     {"preferred_location", managed_get_preferred_location, NULL,
      "Where the memory should live: a Device, a Host, or None.", NULL},
     {"policy", managed_get_policy, NULL,
-     "The MigrationPolicy of allocations that have none of their own; None without one, and for a pool.",
+     "The MigrationPolicy of allocations without one of their own; None if unset, and for a pool.",
      NULL},
     {"device_id", managed_get_device_id, NULL,
      "The preferred device; without one the calling thread's current device, on which allocations\n"

@@ -1,5 +1,5 @@
 /* result_object.c: the object behind an array of numpy(copy=True), and the functions behind
- * managedmem.result_cache and the page-locked memory of managedmem.torch. */
+ * managedmem.result_cache. */
 #include "result_object.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ mm_result_set(PyObject *result, mm_result_block *block)
     ((result_object *)result)->block = block;
 }
 
-/* The array that asks is NumPy's, of a memoryview; both take every flag. */
+/* Ignores the flags, because NumPy and memoryview, which make the array, accept all fields. */
 static int
 result_getbuffer(PyObject *op, Py_buffer *view, int Py_UNUSED(flags))
 {
@@ -104,7 +104,7 @@ mm_result_init(PyObject *module, mm_state *state)
 
 const char mm_results_usage_doc[] =
     "_results_usage()\n--\n\n"
-    "The limit of page-locked results, the bytes of all of them and of the idle ones.";
+    "The limit of page-locked results, the bytes of all such results, and those of idle ones.";
 
 PyObject *
 mm_results_usage(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))

@@ -6,14 +6,14 @@
 
 #include "errors.h"
 
-/* The first `positional` parameters can be passed by position, all of them by name, except those in
- * front of a "/". The first `required` have no default. */
+/* The first `positional` parameters can be passed by position, and all parameters by name, except
+ * those in front of a "/". The first `required` have no default. */
 typedef struct {
     int required, positional, total;
 } parameter_counts;
 
-/* A word has bytes. For counts: the three and COUNTS_READ. For a name: its length and, in what is
- * left, the place in the docstring where it begins. */
+/* Words are packed. `counts` has the three counts in its low bytes, and COUNTS_READ above. A name
+ * has its length in the lowest byte, and above its place in the docstring. */
 enum { BYTE_BITS = 8, BYTE_MASK = 0xff, COUNTS_READ = 1 << 24 };
 
 /* The end of a parameter: the comma or the bracket behind its default. No default has a comma or a
@@ -72,7 +72,7 @@ counts_of(mm_signature *s)
                               .total = (int)(counts >> 2 * BYTE_BITS & BYTE_MASK)};
 }
 
-/* Where a parameter's name begins in the docstring; its length is 0 if it has none for callers. */
+/* Where a parameter's name begins in the docstring. *length is 0 for a positional-only one. */
 static inline const char *
 name_at(const mm_signature *s, int i, size_t *length)
 {

@@ -1,4 +1,5 @@
-/* slab_object.c: the type _Slab: memory of the homes and frames of working sets and managedmem.torch. */
+/* slab_object.c: the type _Slab: memory for the homes and frames of working sets and of
+ * managedmem.torch. */
 #include <string.h>
 
 #include "../memory/copy.h"
@@ -17,7 +18,7 @@ slab_of(PyObject *op)
     return (slab_object *)op;
 }
 
-/* An object that takes over a holder of the slab. */
+/* A new _Slab, which takes over the caller's hold on the slab; a failure ends the hold. */
 static PyObject *
 wrap_slab(PyTypeObject *type, mm_slab *slab)
 {
@@ -43,9 +44,9 @@ make_slab(mm_driver *cu, int device, size_t size, bool on_host, bool can_suspend
 PyDoc_STRVAR(
     slab_doc,
     "_Slab(device, nbytes, on_host, suspendable=False)\n--\n\n"
-    "Plain memory that is freed with its last reference: on the device, where suspend() may\n"
-    "give it back for a while, or host memory that lock() page-locks, so that the device\n"
-    "reaches it.");
+    "Plain memory that is freed with its last reference. With on_host it is memory of the\n"
+    "host, which lock() page-locks so that the device reaches it; else memory of the device,\n"
+    "which suspend() gives back for a while if it is suspendable.");
 
 static PyObject *
 slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -78,8 +79,8 @@ slab_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     slab_of_file_doc,
     "of_file(device, file)\n--\n\n"
-    "Memory of the host that other processes map too: of a descriptor of memfd_create that\n"
-    "is sealed with F_SEAL_SHRINK, of its size. The descriptor can be closed.");
+    "Host memory that other processes map too: the whole file of a descriptor of memfd_create,\n"
+    "which is sealed with F_SEAL_SHRINK. The descriptor can be closed afterwards.");
 
 static PyObject *
 slab_of_file(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -103,7 +104,7 @@ slab_of_file(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *
 }
 
 PyDoc_STRVAR(slab_at_doc, "at(address, nbytes)\n--\n\n"
-                          "The page-locked memory of the host that has these bytes, or None.");
+                          "Another _Slab over the host memory with these bytes, or None.");
 
 static PyObject *
 slab_at(PyObject *type, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
@@ -133,7 +134,7 @@ slab_dealloc(PyObject *op)
     mm_free_object(op);
 }
 
-/* A call of the slab alone. */
+/* Calls a function that needs only the slab, without the GIL. */
 static PyObject *
 call_slab(PyObject *op, int (*call)(mm_driver *, mm_slab *, mm_status *))
 {
@@ -167,8 +168,9 @@ suspend_all(mm_driver *cu, mm_slab *slab, mm_status *st)
 
 PyDoc_STRVAR(slab_suspend_doc,
              "suspend($self, /)\n--\n\n"
-             "Give the memory of the device back to the driver. The address has memory of the\n"
-             "host with the contents until resume(). Not safe beside uses and other calls.");
+             "Give the memory of the device back to the driver. Until resume(), the address has\n"
+             "host memory with the contents. Nothing may use the memory or call methods during\n"
+             "this call.");
 
 static PyObject *
 slab_suspend(PyObject *op, PyObject *Py_UNUSED(none))
@@ -178,8 +180,8 @@ slab_suspend(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(slab_resume_doc,
              "resume($self, /)\n--\n\n"
-             "Take memory of the device again, with the contents. Not safe beside uses and other\n"
-             "calls.");
+             "Take memory of the device again, with the contents. Nothing may use the memory or\n"
+             "call methods during this call.");
 
 static PyObject *
 slab_resume(PyObject *op, PyObject *Py_UNUSED(none))
@@ -189,7 +191,7 @@ slab_resume(PyObject *op, PyObject *Py_UNUSED(none))
 
 PyDoc_STRVAR(slab_add_reader_doc,
              "add_reader($self, device, /)\n--\n\n"
-             "Another device reads memory of the host from now on: freeing waits for it too.");
+             "Note that another device reads the host memory, so that freeing waits for it too.");
 
 static PyObject *
 slab_add_reader(PyObject *op, PyObject *value)
@@ -208,7 +210,7 @@ slab_add_reader(PyObject *op, PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* Bytes of another library's array, as they lie in memory. */
+/* Reads another library's array, whose bytes can be copied as they lie in memory. */
 static int
 read_source(mm_state *state, PyObject *value, mm_foreign *source)
 {
@@ -228,7 +230,7 @@ read_source(mm_state *state, PyObject *value, mm_foreign *source)
                             "array.astype(array.dtype.newbyteorder(\"=\")) does");
 }
 
-/* Device memory follows its producer; the copy is complete when this returns. */
+/* Copies device memory after the work of its producer. The copy is complete at the return. */
 static int
 copy_source(mm_driver *cu, const mm_slab *slab, size_t offset, const mm_foreign *source,
             mm_status *st)
@@ -255,7 +257,7 @@ copy_source(mm_driver *cu, const mm_slab *slab, size_t offset, const mm_foreign 
 
 PyDoc_STRVAR(slab_fill_doc,
              "fill($self, /, offset, nbytes, source)\n--\n\n"
-             "Copy the bytes of an array, as many as are expected, into memory of the host.");
+             "Copy an array, which must have nbytes bytes, into the host memory at an offset.");
 
 static PyObject *
 slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)

@@ -65,7 +65,7 @@ mm_module_state(PyObject *module)
     return state;
 }
 
-/* For types that cannot be subclassed. A ManagedBuffer can be, and carries its state. */
+/* For types that cannot be subclassed. ManagedBuffer can be, so each buffer carries the state. */
 static inline mm_state *
 mm_type_state(PyTypeObject *type)
 {
@@ -97,7 +97,7 @@ mm_free_object(PyObject *op)
 /* tp_traverse of objects that refer only to their type. */
 int mm_traverse_type(PyObject *op, visitproc visit, void *arg);
 
-/* tp_dealloc of such objects, to which weak references may refer. */
+/* tp_dealloc of such objects, which may have weak references. */
 void mm_dealloc_value(PyObject *op);
 
 /* Each part adds its types to the module: 0 or -1 with an exception. */
@@ -111,21 +111,21 @@ mm_part_init mm_errors_init, mm_leak_warnings_init, mm_host_init, mm_device_init
 /* Creates a heap type from a spec, stores it in *type and adds it to the module. */
 int mm_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type);
 
-/* mm_add_type for a type that Python code can neither change nor derive from; `flags` are its
- * further ones. */
+/* mm_add_type for a type that Python code can neither change nor derive from; `flags` are added to
+ * its usual flags. */
 int mm_add_final_type(PyObject *module, const char *name, size_t size, unsigned flags,
                       PyType_Slot *slots, PyTypeObject **type);
 
-/* Imports a module and calls a function of it, with a tuple of arguments in a format of Py_BuildValue
- * that steals no reference. */
+/* Imports a module and calls a function of it. `format` is one of Py_BuildValue that makes a
+ * tuple of arguments and steals no reference. A new reference, or NULL with an exception. */
 PyObject *mm_call_python(const char *module, const char *function, const char *format, ...);
 
 /* A named tuple of these fields, whose references it steals. If a field is NULL, with an
  * exception, releases the others and returns NULL. */
 PyObject *mm_record_new(PyTypeObject *type, PyObject *const *fields, int count);
 
-/* Sets an item of a new tuple, and steals its reference; -1 also for NULL, which has set an
- * exception. */
+/* Sets an item of a new tuple, and steals its reference. -1 also if the item is NULL, for which an
+ * exception is set already. */
 static inline int
 mm_set_item(PyObject *tuple, Py_ssize_t i, PyObject *item)
 {

@@ -11,7 +11,7 @@ typedef struct {
     PyObject *weakrefs;
     CUstream handle;
     mm_stream *shared; /* the stream that this object made, until it is closed; else NULL */
-    bool can_end; /* with its context, which a user made and can destroy */
+    bool can_end; /* the stream ends with its context, which a user made and can destroy */
     mm_guard guard;
 } stream_object;
 
@@ -35,7 +35,7 @@ stream_check_open(PyObject *op)
     return mm_guard_is_closed(&stream_of(op)->guard) ? mm_stream_raise_closed() : 0;
 }
 
-/* Drivers crash in calls with a stream that ended with its context. */
+/* CUDAError for a stream that ended with its context: drivers crash in calls with such a stream. */
 static int
 refuse_ended(mm_state *state, stream_object *s)
 {
@@ -136,14 +136,15 @@ PyDoc_STRVAR(
     "Stream()\n--\n\n"
     "A new non-blocking stream on the calling thread's current device.\n"
     "\n"
-    "Work queued on it runs in order, and independently of the default stream. close(), the end of a\n"
-    "`with` block or of the object ends it; work that was queued before still runs.\n"
+    "Work queued on it runs in order, and independently of the default stream. The stream ends\n"
+    "with close(), at the end of a `with` block, or with its last reference; work that was queued\n"
+    "before still runs.\n"
     "\n"
     "Streams over one handle are equal and have the same hash. A closed stream equals only itself and\n"
     "keeps its hash.\n"
     "\n"
     "A stream of a context that is not the device's primary one ends with that context. Work on\n"
-    "it then raises CUDAError with code 709; close() makes no driver call.\n"
+    "it then raises CUDAError with code 709, and close() makes no driver call.\n"
     "\n"
     "Raises DriverNotFoundError without a driver, CUDAError when the driver refuses. Safe from every\n"
     "thread. Driver: cuStreamCreate with CU_STREAM_NON_BLOCKING, cuCtxGetId.");
@@ -343,8 +344,9 @@ stream_repr(PyObject *op)
                           : PyUnicode_FromFormat("<Stream handle=%p>", (void *)handle);
 }
 
-/* True if both stand for one stream. Two that this library made never do: if their handles are equal,
- * one of them ended with its context, and the driver gave its handle to the other. */
+/* True if both objects stand for one stream. Two streams that this library made are never one: if
+ * their handles are equal, the first ended with its context, and the driver gave its handle to the
+ * second. */
 static bool
 are_one_stream(const stream_object *a, const stream_object *b)
 {

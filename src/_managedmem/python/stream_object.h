@@ -40,8 +40,8 @@ int mm_stream_read_and_enter(mm_state *state, PyObject *value, mm_stream_use *us
 /* Sets the RuntimeError of a closed stream; returns -1. */
 int mm_stream_raise_closed(void);
 
-/* A second Stream object over a stream, which stays open after the first is closed. Takes over the
- * caller's reference to `shared`, even on failure. */
+/* A new Stream object, one of the holders of a stream that stays open until all have released it.
+ * Takes over the caller's reference to `shared`, even on failure. */
 PyObject *mm_stream_duplicate(mm_state *state, mm_stream *shared);
 
 #endif

@@ -162,8 +162,8 @@ skip_target(mm_targets *t, PyObject *value, mm_operation op, mm_target *target,
     return 0;
 }
 
-/* True if the range is discarded: not if it is empty or was passed over, or will be for want of a
- * whole page. */
+/* True if the range will be discarded. False if it is empty, as that of a skipped target is, or if
+ * it will be passed over because it has no whole page. */
 static bool
 is_discarded(const mm_targets *t, mm_operation op, mm_range range)
 {
@@ -173,7 +173,8 @@ is_discarded(const mm_targets *t, mm_operation op, mm_range range)
            && (!t->skips || mm_range_whole_pages(&range, &ignored) == 0);
 }
 
-/* Takes over what was read of a target; `device` is that of a producer to be followed. */
+/* Stores a target that was read, and takes over its export. If `follows`, keeps its producer, which
+ * is a stream of `device`. */
 static int
 store_target(mm_targets *t, const mm_target *target, bool follows, int device,
              mm_transfer *transfer)
@@ -284,7 +285,7 @@ targets_begin(mm_state *state, PyObject *value, const char *name, bool skips, mm
     return 0;
 }
 
-/* Releases the targets, of which one could not be read; returns -1. */
+/* Releases the targets after target i could not be read; returns -1. */
 static int
 targets_fail(mm_targets *t, Py_ssize_t i)
 {
@@ -341,7 +342,7 @@ is_location_list(mm_state *state, PyObject *value)
            && Py_TYPE(value) != state->accessed_by_type && Py_TYPE(value) != state->peers_type;
 }
 
-/* Replaces the TypeError for a list of locations with a single target, or for a set of them. */
+/* Explains the TypeError better if one target got a list of locations, or several got a set. */
 static void
 explain_location_list(const mm_targets *t, PyObject *value)
 {
@@ -434,8 +435,8 @@ mm_read_dispatch_options(mm_state *state, PyObject *stream, PyObject *dispatch, 
     return 0;
 }
 
-/* The guard to enter for a target. NULL if the target is not a ManagedBuffer, or is in the memory
- * of the target before it, which is *last. */
+/* The guard to enter for a target. NULL if the target is not a ManagedBuffer, or if its memory is
+ * *last, the memory of the target before it, which is entered already. */
 static mm_guard *
 target_guard(const mm_targets *t, Py_ssize_t i, mm_memory **last)
 {

@@ -19,7 +19,7 @@ typedef struct {
     size_t entered;
     bool is_collection; /* a sequence, not one target */
     bool skips; /* passes over memory that the operation does not act on */
-    size_t skipped; /* the number of these; their ranges are empty */
+    size_t skipped; /* the number of targets passed over; their ranges are empty */
     mm_batch batch; /* a transfer for each target, to the host until the caller sets a location */
     mm_guard *inline_guards[MM_INLINE_COUNT + 1];
     mm_device_stream *producers; /* streams of arrays to be discarded or copied; or NULL */
@@ -36,30 +36,30 @@ int mm_targets_read(mm_state *state, PyObject *value, mm_operation op, mm_target
 int mm_targets_read_or_skip(mm_state *state, PyObject *value, mm_operation op, bool skips,
                             mm_targets *t);
 
-/* The targets as a tuple; *is_collection is false for a target that is in no collection. */
+/* The targets as a tuple; *is_collection is false for a single target. */
 PyObject *mm_targets_tuple(mm_state *state, PyObject *value, bool *is_collection);
 
 /* One target, read and checked. Only the range and read_only are set for a ManagedBuffer. */
 typedef mm_foreign mm_target;
 
-/* In buffer_host_access.c: ValueError for memory that the driver would copy on the host and that
- * the object does not hold. */
+/* In buffer_host_access.c: ValueError for memory that the driver does not know, so that it would
+ * copy on the host, and that the object does not keep alive. */
 int mm_check_foreign_copied(mm_state *state, const mm_foreign *side);
 
 int mm_target_read(mm_state *state, mm_driver *cu, PyObject *value, mm_operation op,
                    mm_target *target);
 
-/* Reads one target of a caller's own kind. *device is the one that the producer's default streams
- * belong to. -1 with an exception. */
+/* Reads one target in the caller's own way. If the producer's stream is a default stream, *device
+ * is the device of that stream. -1 with an exception. */
 typedef int mm_target_reader(mm_targets *t, PyObject *value, void *context, mm_target *target,
                              int *device);
 
-/* mm_targets_read by a reader, for the argument of that name. */
+/* mm_targets_read, but with the caller's reader. Messages call the argument `name`. */
 int mm_targets_read_by(mm_state *state, PyObject *value, const char *name,
                        mm_target_reader *reader, void *context, mm_targets *t);
 
-/* Adds the item of a list, or with -1 an argument, to the current TypeError, ValueError or RuntimeError.
- * Leaves driver errors alone, because they have attributes. */
+/* Puts "list[i]: ", or "list: " if i is -1, before the message of the current TypeError, ValueError
+ * or RuntimeError. Other errors stay as they are, because driver errors have attributes. */
 void mm_name_item(const char *list, Py_ssize_t i);
 
 /* Reads one location for all targets, or a list or other iterable with one for each. */
@@ -93,7 +93,7 @@ MM_NODISCARD int mm_targets_follow(const mm_targets *t, mm_device_stream stream,
 
 /* --- one prefetch or discard of targets, with the arguments of the free functions as objects ------ */
 
-/* The methods of a buffer come here with the arguments that only few calls have. */
+/* Methods of a buffer use it only for calls with rare arguments, such as unsupported=. */
 
 /* The parameters; discard() has only some of them. */
 enum {

@@ -23,11 +23,11 @@ watch_of(PyObject *op)
 PyDoc_STRVAR(
     watch_doc,
     "_Watch(process)\n--\n\n"
-    "Record the events of the managed memory of a process until close(), at the costs of a trace.\n"
+    "Record the events of the managed memory of a process until close(), at the cost of a trace.\n"
     "\n"
     "It opens no driver, unless the process is this one. The process can be of any program that uses\n"
-    "CUDA. Raises RuntimeError, with the reason, if it has no managed memory, has ended, or may not be\n"
-    "traced by this user. Safe from every thread; releases the GIL. System calls:\n"
+    "CUDA. Raises RuntimeError, with the reason, if the process has no managed memory, has ended,\n"
+    "or may not be traced by this user. Safe from every thread; releases the GIL. System calls:\n"
     "pidfd_getfd, and those of the nvidia-uvm kernel module.");
 
 static PyObject *
@@ -64,14 +64,14 @@ watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     watch_of(self)->watch = watch;
     if (watch == NULL) {
         Py_DECREF(self);
-        st.kind = st.kind == MM_TRACE_UNAVAILABLE ? MM_REFUSED : st.kind; /* the reason alone */
+        st.kind = st.kind == MM_TRACE_UNAVAILABLE ? MM_REFUSED : st.kind; /* a RuntimeError */
         return mm_raise(state, &st);
     }
     return self;
 }
 
-/* Takes the turn of an open watch. A forked child has none: a thread of its parent may have had the
- * turn. Without the GIL. */
+/* Takes the turn. False if the watch is closed, and in a forked child, where the turn may belong to
+ * a thread of the parent for ever. The caller has released the GIL. */
 static bool
 enter_watch(watch_object *self)
 {
@@ -86,7 +86,7 @@ enter_watch(watch_object *self)
     return true;
 }
 
-/* Ends the recording, a second time nothing. Without the GIL. */
+/* Ends the recording; does nothing if it has ended. The caller has released the GIL. */
 static void
 end_watch(watch_object *self)
 {
@@ -104,7 +104,7 @@ watch_dealloc(PyObject *op)
     Py_BEGIN_ALLOW_THREADS
     end_watch(watch_of(op));
     Py_END_ALLOW_THREADS
-    if (watch_of(op)->owner == getpid()) { /* it would wait for the parent's threads */
+    if (watch_of(op)->owner == getpid()) { /* in a child, it would wait for the parent's threads */
         mm_operation_lock_destroy(&watch_of(op)->turn);
     }
     mm_free_object(op);
@@ -113,9 +113,9 @@ watch_dealloc(PyObject *op)
 PyDoc_STRVAR(
     watch_read_doc,
     "read($self)\n--\n\n"
-    "The events since the last reading, as the bytes of records, and two counts since the start:\n"
-    "events that were lost, and those that are not as the kernel module writes them. RuntimeError\n"
-    "after close() and in a forked child.");
+    "The events since the last read(), as the bytes of records, and two counts since the start:\n"
+    "records that were lost, and records that are not as the kernel module writes them. Raises\n"
+    "RuntimeError after close() and in a forked child.");
 
 static PyObject *
 watch_read(PyObject *op, PyObject *Py_UNUSED(none))
@@ -152,7 +152,7 @@ watch_read(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 PyDoc_STRVAR(watch_close_doc, "close($self)\n--\n\n"
-                              "End the recording; a second time does nothing.");
+                              "End the recording; a second call does nothing.");
 
 static PyObject *
 watch_close(PyObject *op, PyObject *Py_UNUSED(none))
