@@ -11,11 +11,11 @@ mm_read_clock(clockid_t clock)
 {
     struct timespec now = {0};
 
-    (void)clock_gettime(clock, &now); /* Linux has the clocks below */
+    (void)clock_gettime(clock, &now); /* cannot fail: Linux has both clocks */
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Nanoseconds of CLOCK_MONOTONIC_RAW, the clock of events, which is the kernel module's. */
+/* Nanoseconds of CLOCK_MONOTONIC_RAW, the clock of events, as the kernel module stamps them. */
 static inline uint64_t
 mm_raw_clock(void)
 {
@@ -37,8 +37,8 @@ mm_nap(void)
     (void)nanosleep(&nap, NULL);
 }
 
-/* One round of waiting, from 0, for a few instructions of another thread. Sleeps after the first
- * rounds, so that a thread with a real-time priority lets the other one run. */
+/* Waits one round, counted from 0, for a few instructions of another thread. Sleeps after the
+ * first rounds, so that even a thread with a real-time priority lets the other thread run. */
 static inline void
 mm_pause(int round)
 {

@@ -25,8 +25,8 @@ mm_in_scope(void)
 
 /* --- entering and leaving ----------------------------------------------------------------- */
 
-/* Retained once per device and kept for the life of the process, as the CUDA runtime does. Two
- * threads that race both retain, which does no harm. */
+/* A primary context is retained once and kept for the life of the process, as in the CUDA runtime.
+ * Two threads that race both retain it, which does no harm. */
 int
 mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st)
 {
@@ -91,7 +91,7 @@ mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st)
     return mm_scope_enter(s, cu, device, st) < 0 ? -1 : relax_scope(s, st);
 }
 
-/* A destroyed context stays current in other threads. */
+/* A context that another thread has destroyed can still be current here; it is of no device. */
 static int
 is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
 {
@@ -107,8 +107,8 @@ is_current_device(mm_driver *cu, int device, bool *is_current, mm_status *st)
                : mm_fail_call(st, "cuCtxGetDevice", (int)code);
 }
 
-/* Out of line, because it is the first use of the device. A context that the program made counts
- * only if it is current. */
+/* Out of line, because only the first use of a device runs it. A context that the program made for
+ * the device counts only if it is current. */
 static MM_COLD int
 open_device(mm_driver *cu, int device, mm_status *st)
 {
@@ -217,7 +217,7 @@ mm_current_context(mm_driver *cu, mm_context *context, mm_status *st)
     return 0;
 }
 
-/* Other failures say nothing about the context: a host function may not ask. */
+/* Other failures say nothing about the context: CUDA refuses the call in a host function. */
 bool
 mm_context_has_ended(mm_driver *cu, const mm_context *context)
 {

@@ -25,13 +25,13 @@ MM_NODISCARD int mm_scope_enter(mm_scope *s, mm_driver *cu, int device, mm_statu
 /* mm_scope_enter with the thread's capture mode relaxed, for calls that a capture forbids. */
 MM_NODISCARD int mm_scope_enter_relaxed(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 
-/* For work on a default stream of the device. The caller's context stays if it is one of that
- * device, because the caller's other work uses its default streams. */
+/* For work on a default stream of the device. The caller's context stays current if it belongs to
+ * that device, because the caller's other work uses the default streams of that context. */
 MM_NODISCARD int mm_scope_enter_default(mm_scope *s, mm_driver *cu, int device, mm_status *st);
 MM_NODISCARD int mm_scope_enter_default_relaxed(mm_scope *s, mm_driver *cu, int device,
                                                 mm_status *st);
 
-/* Makes this context current, relaxed. */
+/* Makes this context current, with the thread's capture mode relaxed. */
 MM_NODISCARD int mm_scope_enter_context(mm_scope *s, mm_driver *cu, CUcontext context,
                                         mm_status *st);
 
@@ -76,12 +76,12 @@ void mm_restore_capture_mode(mm_driver *cu, CUstreamCaptureMode mode);
 /* The device's primary context, which the first call retains. */
 MM_NODISCARD int mm_primary_context(mm_driver *cu, int device, CUcontext *context, mm_status *st);
 
-/* Lets the destination of a prefetch take pages: a driver accepts a prefetch to a device without a
- * context, and moves nothing (580). Such a device gets its primary context, which stays. */
+/* Lets the destination of a prefetch take pages. Driver 580 accepts a prefetch to a device without
+ * a context, but moves nothing. Such a device gets its primary context, which stays retained. */
 MM_NODISCARD int mm_open_destination(mm_driver *cu, CUmemLocation destination, mm_status *st);
 
-/* A context as one of all that the process ever has: a new context can have the handle of a
- * destroyed one, but not its id. */
+/* Tells a context apart from every other context of the process, past and future: a new context
+ * can have the handle of a destroyed context, but not its id. */
 typedef struct {
     CUcontext handle;
     unsigned long long id;
@@ -91,7 +91,7 @@ typedef struct {
 MM_NODISCARD int mm_current_context(mm_driver *cu, mm_context *context, mm_status *st);
 
 /* True if the context was destroyed, and its streams and events with it. Drivers crash in calls
- * with such a stream, but answer for the context. */
+ * with a stream of such a context, but answer calls with the context itself. */
 bool mm_context_has_ended(mm_driver *cu, const mm_context *context);
 
 /* Stores the current device, and in *primary whether the current context is its primary one. A
@@ -108,8 +108,8 @@ MM_NODISCARD int mm_set_current_device(mm_driver *cu, int device, mm_status *st)
  * cuCtxGetCurrent there. False without a driver. */
 bool mm_in_host_function(void);
 
-/* Free and total bytes of the device's memory. An integrated device has the system's, of which the
- * driver calls only what no program has touched free: there, what can be reclaimed is free too. */
+/* Free and total bytes of the device's memory. An integrated device has the memory of the system.
+ * There, memory that Linux can reclaim counts as free too, unlike in the driver's count. */
 MM_NODISCARD int mm_device_memory(mm_driver *cu, int device, size_t *free_bytes, size_t *total,
                                   mm_status *st);
 

@@ -27,7 +27,7 @@ static char opened_path[PATH_MAX];
 static mm_driver table;
 static _Atomic(mm_driver *) published;
 atomic_size_t mm_least_device_memory = SIZE_MAX;
-static atomic_bool forked; /* a parent opened the driver, or was opening it: unusable here */
+static atomic_bool forked; /* the parent had opened the driver, or was opening it: unusable here */
 
 typedef struct {
     const char *name;
@@ -125,7 +125,7 @@ fail_too_old(mm_status *st, const char *path, int version)
                    path, version / 1000, version % 1000 / 10);
 }
 
-/* CUDA 13.0 added the batch calls together. A driver that lacks one is used like an older one. */
+/* CUDA 13.0 added the batch calls together. A driver that lacks one of them counts as older. */
 static void
 unset_partial_batches(mm_driver *t)
 {

@@ -29,8 +29,8 @@ typedef CUresult(CUDAAPI *PFN_cuMemGetLocationInfo_v13040)(CUdeviceptr ptr, size
 #endif
 
 enum {
-    MM_DRIVER_FLOOR = 12020,  /* the first with locations as structs */
-    MM_DRIVER_BATCH = 13000,  /* the first with batch and discard calls */
+    MM_DRIVER_FLOOR = 12020,  /* the first version that takes locations as structs */
+    MM_DRIVER_BATCH = 13000,  /* the first version with batch and discard calls */
     MM_MAX_DEVICES = 63       /* a set of locations is a 64-bit mask: devices and the host */
 };
 
@@ -43,19 +43,19 @@ typedef struct {
     int device_count; /* 1 to MM_MAX_DEVICES */
     bool emulated;
     bool concurrent_access; /* every device has concurrentManagedAccess */
-    bool direct_host_access; /* the host maps managed memory on some device: Grace */
+    bool direct_host_access; /* the host accesses pages on some device in place: Grace */
     size_t memory[MM_MAX_DEVICES]; /* bytes of each device */
-    size_t all_memory; /* of all together */
+    size_t all_memory; /* bytes of all devices together */
     const char *path;       /* the file that was opened */
     void *library;          /* its handle for dlsym; never closed */
     _Atomic(CUcontext) primary[MM_MAX_DEVICES]; /* retained when first needed, then kept */
 } mm_driver;
 
-/* Bytes of the device that has the least, once a driver is open; SIZE_MAX before. */
+/* Bytes of the device with the least memory; SIZE_MAX before a driver is open. */
 extern atomic_size_t mm_least_device_memory;
 
-/* The driver, which the first call opens. NULL with st filled if there is none, if it is too
- * old, or after a fork. A failed opening may be tried again. */
+/* The driver, which the first call opens. NULL with st filled if there is no driver, if it is too
+ * old, or if mm_driver_forked(). A failed opening may be tried again. */
 mm_driver *mm_driver_open(mm_status *st);
 
 /* Selects the library that mm_driver_open opens: "cuda", "emulator", or a path. Without it the
@@ -72,7 +72,7 @@ mm_driver *mm_driver_usable(void);
  * the terminating null. */
 void mm_driver_tried(char *text, unsigned long size);
 
-/* True in a process that was forked after its parent opened the driver, or while it did. */
+/* True in a process that was forked after its parent opened the driver, or during the opening. */
 bool mm_driver_forked(void);
 
 /* Fails with MM_UNSUPPORTED: `feature` needs an entry point of CUDA 13.0. Returns -1. */

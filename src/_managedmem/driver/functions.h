@@ -70,9 +70,9 @@
     X(ThreadExchangeStreamCaptureMode, 10010) \
     X(LaunchHostFunc, 10000)
 
-/* NULL in drivers that lack them: from CUDA 12.8, 13.0, 13.2 and 13.4; for the nodes of graphs under
- * capture; and for memory that is mapped at reserved addresses, which not every device has. Newer
- * drivers have the batch of copies and the nodes in this form for older programs. */
+/* NULL in drivers that lack them. They came with CUDA 12.8, 13.0, 13.2 or 13.4, add nodes to
+ * graphs under capture, or map memory at reserved addresses, which not every device can. Newer
+ * drivers keep these versions of MemcpyBatchAsync and the capture functions for older programs. */
 #define MM_OPTIONAL_FUNCTIONS(X)              \
     X(MemcpyBatchAsync, 12080)                \
     X(MemcpyWithAttributesAsync, 13020)       \

@@ -1,14 +1,15 @@
 /* status.h: how everything below Python reports failure.
  *
  * Every function that can fail returns 0 or -1 and fills a caller-owned mm_status. The first
- * failure wins; python/errors.c is the only place that turns one into an exception. */
+ * failure wins; python/errors.c is the only place that turns a status into an exception. */
 #ifndef MM_STATUS_H
 #define MM_STATUS_H
 
 #if defined(__GNUC__)
 #define MM_NODISCARD __attribute__((warn_unused_result))
 #define MM_PRINTF(f, a) __attribute__((format(printf, f, a)))
-/* Kept out of line: the text in its mm_status would give a stack protector to its callers. */
+/* Keeps a function out of line: inlined, the text in its mm_status would give a stack protector to
+ * its callers. */
 #define MM_COLD __attribute__((cold, noinline))
 #else
 #define MM_NODISCARD
@@ -16,9 +17,9 @@
 #define MM_COLD
 #endif
 
-/* A stack protector for a function that fills an array by counts from outside. The compiler adds
- * protectors for arrays of characters only, because a protector in every function costs the
- * shortest calls 8 %. */
+/* Gives a stack protector to a function that fills an array by counts from outside. By itself the
+ * compiler protects only functions with arrays of characters: a protector in every function would
+ * cost the shortest calls 8 %. */
 #define MM_GUARD_ARRAYS
 #if defined(__has_attribute)
 #if __has_attribute(stack_protect)
@@ -34,18 +35,18 @@ typedef enum {
     MM_OK = 0,
     MM_DRIVER_CALL, /* a driver call failed: `function` with `code` */
     MM_NO_DRIVER, /* no usable driver library, or one without a device */
-    MM_DRIVER_TOO_OLD, /* the library exists, but is below the floor */
+    MM_DRIVER_TOO_OLD, /* the library exists, but is older than MM_DRIVER_FLOOR */
     MM_UNSUPPORTED, /* this driver lacks the entry point */
     MM_CAPTURING, /* the stream captures a graph */
     MM_BAD_VALUE, /* a wrong argument, refused before the driver was called */
-    MM_NOT_MANAGED, /* the same: memory of a kind that the operation does not act on here */
+    MM_NOT_MANAGED, /* like MM_BAD_VALUE: memory of a kind that the operation does not take here */
     MM_EXPORTED, /* the memory cannot be closed: a host view or DLPack export exists */
     MM_FORKED, /* the driver was opened before this process was forked */
     MM_NO_MEMORY, /* malloc failed */
     MM_REFUSED, /* not possible in the present state */
     MM_TRACE_UNAVAILABLE, /* no source of events works here */
     MM_TRACE_BUSY, /* a recording runs already */
-    MM_SYSTEM_CALL /* the system refused a file: the path is `function`, errno `code` */
+    MM_SYSTEM_CALL /* the system refused a file: `function` is its path, `code` the errno */
 } mm_kind;
 
 typedef struct {

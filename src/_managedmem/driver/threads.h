@@ -1,5 +1,5 @@
-/* threads.h: threads of the library, and turns, which one thread has at a time for as long as
- * driver calls take; nothing else. */
+/* threads.h: threads of the library, and turns: locks that one thread has at a time, even for as
+ * long as driver calls take; nothing else. */
 #ifndef MM_THREADS_H
 #define MM_THREADS_H
 
@@ -11,7 +11,8 @@
 
 #include "status.h"
 
-/* The mutex is held for a few instructions only, so a turn may outlast driver calls and waits. */
+/* A turn: a lock that a thread may keep during driver calls and waits. The mutex is held for a few
+ * instructions only. */
 typedef struct {
     pthread_mutex_t mutex;
     pthread_cond_t released;
@@ -54,7 +55,7 @@ mm_operation_lock_release(mm_operation_lock *turn)
     (void)pthread_mutex_unlock(&turn->mutex);
 }
 
-/* Starts a thread that handles no signal of the process. `purpose` completes the message. */
+/* Starts a thread that handles no signal of the process. `purpose` completes the error message. */
 MM_NODISCARD static inline int
 mm_thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *purpose,
                 mm_status *st)

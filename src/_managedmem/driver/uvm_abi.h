@@ -1,9 +1,9 @@
 /* uvm_abi.h: the interface of the nvidia-uvm kernel module to its event queues: numbers of
  * requests, layouts of their arguments, of the control block and of the records; nothing else.
  *
- * The interface is private to the module. The open modules 535 to 595 differ in the lengths of two
- * arguments, so that requests pass more bytes than any module reads, and in the places of their
- * statuses. It is trusted only after the test of uvm_self_test.h has passed. */
+ * The interface is private to the module. The open modules 535 to 595 differ in the places of
+ * their statuses and in the lengths of two arguments, so requests pass more bytes than any module
+ * reads. The interface is trusted only after the test of uvm_self_test.h has passed. */
 #ifndef MM_UVM_ABI_H
 #define MM_UVM_ABI_H
 
@@ -15,20 +15,20 @@
 
 enum {
     MM_UVM_RECORD_BYTES = 64,
-    MM_UVM_PROCESSORS = 33, /* the host is 0; records name processors by this index */
+    MM_UVM_PROCESSORS = 33, /* indices by which records name processors; 0 is the host */
     MM_UVM_TABLE_ROWS = 257, /* no module writes a longer table of identifiers */
     MM_UVM_ID_BYTES = 16,
     MM_UVM_LAYOUT = 1, /* the version of records that is asked for */
     MM_UVM_TYPES = 64 /* types of records, with a counter for each in the control block */
 };
 
-/* Bare numbers, without the usual directions and sizes. */
+/* Numbers of ioctl requests, without the usual bits for direction and size. */
 enum {
-    MM_UVM_MAKE_QUEUE = 56, /* of the tools' file */
-    MM_UVM_ENABLE = 58, /* of the tools' file */
-    MM_UVM_DISABLE = 59, /* of the tools' file */
-    MM_UVM_LIST_PROCESSORS = 64, /* of the process's own file */
-    MM_UVM_FLUSH = 67 /* of the process's own file */
+    MM_UVM_MAKE_QUEUE = 56, /* on a file of MM_UVM_TOOLS_DEVICE */
+    MM_UVM_ENABLE = 58, /* the same */
+    MM_UVM_DISABLE = 59, /* the same */
+    MM_UVM_LIST_PROCESSORS = 64, /* on the process's file of MM_UVM_DEVICE */
+    MM_UVM_FLUSH = 67 /* the same */
 };
 
 /* Statuses of requests that reached the module. */
@@ -42,21 +42,22 @@ enum {
     MM_UVM_NOT_SUPPORTED = 0x56
 };
 
-/* The status comes first; the version behind it is read by 550 and 555 only. Branch 560 reads the
- * version in the first place, and stores the status in the second. */
+/* Modules store the status in status_or_version; 550 and 555 also read the version in
+ * version_or_status. Branch 560 has the two in exchanged places. */
 typedef struct {
-    uint64_t records, count, control; /* addresses of whole pages; a power of two */
+    uint64_t records, count, control; /* records, control: whole pages; count: a power of two */
     uint8_t processor[MM_UVM_ID_BYTES];
     uint32_t all_processors, space_file, status_or_version, version_or_status, unused[10];
 } mm_uvm_queue_request;
 
 typedef struct {
-    uint64_t types; /* bits */
+    uint64_t types; /* one bit for each */
     uint32_t status, unused[5];
 } mm_uvm_types_request;
 
-/* The status is the first word from 565 on. Before, it is the second: the first is a count, of
- * which 0 asks for the table of this version, and in branch 560 the version. */
+/* From 565 on, the module stores the status in status_or_input. Older modules store it in
+ * `status`, and read status_or_input: branch 560 as the version, the others as a count, where 0
+ * asks for the table of this version. */
 typedef struct {
     uint64_t table;
     uint32_t status_or_input, status, unused[4];
@@ -66,8 +67,8 @@ typedef struct {
     uint32_t status, unused[7];
 } mm_uvm_flush_request;
 
-/* Indices are below the number of records. The module moves `put`, the reader `get`; one record
- * stays free. */
+/* The module moves the `put` indices, the reader the `get` indices. They are below the number of
+ * records, of which one always stays free. */
 typedef struct {
     _Atomic uint32_t get_ahead, get_behind, put_ahead, put_behind;
     _Atomic uint64_t dropped[MM_UVM_TYPES];

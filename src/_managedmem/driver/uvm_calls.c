@@ -16,7 +16,7 @@
 
 #include "uvm_abi.h"
 
-/* Equal on all architectures; the headers of old systems lack them. */
+/* Numbers of system calls, equal on all architectures. The headers of old systems lack them. */
 enum { PIDFD_OPEN = 434, PIDFD_GETFD = 438 };
 
 /* --- the kernel's ------------------------------------------------------------------------- */
@@ -54,7 +54,7 @@ is_file_of(const char *device, int folder, const char *name)
     return length == (ssize_t)strlen(device) && memcmp(path, device, (size_t)length) == 0;
 }
 
-/* -1 with errno if the folder of a process's files cannot be read. */
+/* Returns the number of the device's files, or -1 with errno if the folder cannot be read. */
 static int
 list_files(const char *folder_path, const char *device, int *files, int most)
 {
@@ -115,7 +115,7 @@ mm_uvm_files_of(pid_t process, const char *device, int *files, int most, mm_stat
     for (int i = 0; i < count; i++) {
         int file = (int)syscall(PIDFD_GETFD, handle, files[i], 0);
         if (file >= 0) {
-            files[taken++] = file; /* at or before i */
+            files[taken++] = file; /* overwrites only what was read */
         }
     }
     if (count == 0) {

@@ -81,8 +81,8 @@ fail_status(mm_status *st, const char *refusal, uint32_t status)
 
 /* --- opening ------------------------------------------------------------------------------ */
 
-/* The memory is shared, because a fork could copy private pages away from the module, which holds
- * the first ones. The child does not get it. */
+/* The memory is MAP_SHARED, because a write after a fork replaces a private page by a copy, while
+ * the module goes on with the original page. A forked child does not get the memory. */
 static int
 map_memory(mm_uvm_queue *q, mm_status *st)
 {
@@ -117,7 +117,7 @@ open_files(mm_uvm_queue *q, mm_status *st)
 }
 
 /* One request for a queue of the address space that belongs to this file. The status stays
- * UNTOUCHED if the module stores it in the other place. */
+ * UNTOUCHED if the module stores it in the other word. */
 static int
 request_queue(mm_uvm_queue *q, int space_file, uint32_t *status)
 {
@@ -157,7 +157,8 @@ make_queue(mm_uvm_queue *q, int space_file, mm_status *st)
 }
 
 /* The CUDA driver opens the module more than once, and only one file descriptor has the address
- * space. The module refuses the others as illegal; any other failure is reported instead. */
+ * space. The module refuses the other descriptors as an illegal action, so a failure of another
+ * kind is the one to report. */
 static int
 attach_to_one(mm_uvm_queue *q, const int *files, int count, mm_status *st)
 {
@@ -204,7 +205,7 @@ release_queue(mm_uvm_queue *q)
     memset(q, 0, sizeof *q);
 }
 
-/* Without files for this process. */
+/* Attaches to one of `files`, or to this process if `files` is NULL. */
 static int
 open_queue(const mm_uvm_calls *calls, const int *files, int file_count, mm_uvm_queue *q,
            uint32_t count, mm_status *st)
@@ -249,7 +250,8 @@ mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t count, mm_status *st)
                                                  : mm_uvm_queue_open_through(&calls, q, count, st);
 }
 
-/* A child that was forked meanwhile keeps the module's file open, so recording ends first. */
+/* A child that was forked meanwhile keeps the module's file open, so closing the file does not end
+ * the recording. */
 void
 mm_uvm_queue_close(mm_uvm_queue *q)
 {
@@ -304,11 +306,11 @@ clear_wake(const mm_uvm_queue *q)
 {
     uint64_t wakes;
 
-    (void)!read(q->wake_file, &wakes, sizeof wakes); /* fails where another wait was faster */
+    (void)!read(q->wake_file, &wakes, sizeof wakes); /* fails if another wait has read it */
 }
 
-/* One turn of waiting. A file in error polls as ready at once each time, so the turn goes on
- * without it. */
+/* Waits for one turn. poll() returns at once for a file in error, so the turn goes on without the
+ * queue's file then. */
 static int
 wait_once(const mm_uvm_queue *q, struct pollfd files[2], int milliseconds)
 {
@@ -321,8 +323,8 @@ wait_once(const mm_uvm_queue *q, struct pollfd files[2], int milliseconds)
     return ready;
 }
 
-/* In turns: the module checks the queue before it lists the waiter, so a wake between the two is
- * lost, and no other one follows. */
+/* Waits in short turns: the module checks the queue before it lists the waiter, so a wake between
+ * these two steps is lost, and no other wake follows. */
 bool
 mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds)
 {
@@ -420,8 +422,8 @@ find_row(processor_id *table, const CUuuid *id)
     return 0;
 }
 
-/* The table has the devices of this process. It identifies each MIG instance, the module only the
- * physical device. */
+/* CUDA identifies each MIG instance, but the module only the physical device. The module's table
+ * has only devices of this process: if the table and CUDA have one device each, it is the same. */
 static void
 match_only_device(int device_count, int16_t processors[MM_UVM_PROCESSORS])
 {

@@ -2,7 +2,7 @@
  * managed memory of this process, or of another one.
  *
  * Any number of queues may exist, beside the queues of profilers, and none needs a privilege. The
- * module writes records into memory of the process. With an emulated driver, its own queues are
+ * module writes records into memory of this process. With an emulated driver, its own queues are
  * used. */
 #ifndef MM_UVM_QUEUE_H
 #define MM_UVM_QUEUE_H
@@ -19,12 +19,12 @@ enum {
     MM_OTHER_PROCESSOR = 0x7fff /* a device that this process does not use */
 };
 
-enum { MM_UVM_MOST_FILES = 32 }; /* of the module, of one process */
+enum { MM_UVM_MOST_FILES = 32 }; /* file descriptors of the module in a process */
 
 /* A structure of zeros is a closed queue. The members are private. */
 typedef struct mm_uvm_queue {
     mm_uvm_calls calls;
-    void *memory; /* NULL: closed. The control block, then the records */
+    void *memory; /* the control block, then the records; NULL: closed */
     size_t memory_size;
     mm_uvm_control *control;
     const unsigned char *records;
@@ -45,12 +45,12 @@ MM_NODISCARD int mm_uvm_queue_open(mm_driver *cu, mm_uvm_queue *q, uint32_t coun
 MM_NODISCARD int mm_uvm_queue_open_through(const mm_uvm_calls *calls, mm_uvm_queue *q,
                                            uint32_t count, mm_status *st);
 
-/* mm_uvm_queue_open_through for the managed memory that belongs to one of these files of the module. They
- * stay open at least as long as the queue. */
+/* mm_uvm_queue_open_through for the managed memory that belongs to one of these files of the
+ * module. The files must stay open at least as long as the queue. */
 MM_NODISCARD int mm_uvm_queue_open_for(const mm_uvm_calls *calls, const int *files, int file_count,
                                        mm_uvm_queue *q, uint32_t count, mm_status *st);
 
-/* Begins to record these types, one bit each: 1 << MM_UVM_MIGRATION. */
+/* Begins to record these types, one bit each, such as 1 << MM_UVM_MIGRATION. */
 MM_NODISCARD int mm_uvm_queue_enable(mm_uvm_queue *q, uint64_t types, mm_status *st);
 void mm_uvm_queue_disable(mm_uvm_queue *q, uint64_t types);
 
@@ -58,7 +58,7 @@ void mm_uvm_queue_disable(mm_uvm_queue *q, uint64_t types);
  * or after a signal. */
 bool mm_uvm_queue_wait(mm_uvm_queue *q, int milliseconds);
 
-/* Ends the wait of another thread; without one, the next wait ends at once. */
+/* Ends the wait of another thread; if none waits, the next wait ends at once. */
 void mm_uvm_queue_wake(mm_uvm_queue *q);
 
 /* Delivers the records of finished work into the queue. */
@@ -69,8 +69,8 @@ MM_NODISCARD int mm_uvm_queue_flush(mm_uvm_queue *q, mm_status *st);
 size_t mm_uvm_queue_read(mm_uvm_queue *q, unsigned char (*records)[MM_UVM_RECORD_BYTES],
                          size_t most);
 
-/* The number of records of these types that were dropped, because the queue was full, since it was
- * opened. */
+/* The number of records of these types that were dropped since the queue was opened, because it
+ * was full. */
 uint64_t mm_uvm_queue_dropped(const mm_uvm_queue *q, uint64_t types);
 
 /* Stores the processor of each of the module's indices: an ordinal, MM_ON_HOST for index 0,
@@ -79,8 +79,8 @@ uint64_t mm_uvm_queue_dropped(const mm_uvm_queue *q, uint64_t types);
 MM_NODISCARD int mm_uvm_queue_processors(mm_driver *cu, mm_uvm_queue *q,
                                          int16_t processors[MM_UVM_PROCESSORS], mm_status *st);
 
-/* mm_uvm_queue_processors later, when the module can list more of the devices: without the driver,
- * in any thread. */
+/* Repeats mm_uvm_queue_processors, when the module may list more devices than before. Does not
+ * call the driver, so any thread may call it. */
 MM_NODISCARD int mm_uvm_queue_processors_again(mm_uvm_queue *q,
                                                int16_t processors[MM_UVM_PROCESSORS],
                                                mm_status *st);

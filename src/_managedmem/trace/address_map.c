@@ -65,7 +65,7 @@ mm_address_map_paint(mm_address_map *map, uint64_t start, uint64_t end, uint32_t
                      mm_status *st)
 {
     mm_address_range made[3], painted = {start, end, index};
-    /* Neighbours that only touch the new range are replaced too, by themselves or joined. */
+    /* Neighbours that only touch the new range are replaced too: by themselves, or joined. */
     size_t first = start > 0 ? ranges_below(map, start - 1) : 0, last = first, count = 0;
 
     assert(start < end);

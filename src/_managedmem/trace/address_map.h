@@ -25,8 +25,8 @@ void mm_address_map_free(mm_address_map *map);
 const mm_address_range *mm_address_map_find(const mm_address_map *map, uint64_t address,
                                             uint64_t *limit);
 
-/* Assigns a range that is not empty to an index, in place of earlier ones. Joins neighbours with
- * the same index. */
+/* Assigns a range of addresses, which is not empty, to an index, in place of their earlier
+ * indices. Joins neighbours with the same index. */
 MM_NODISCARD int mm_address_map_paint(mm_address_map *map, uint64_t start, uint64_t end,
                                       uint32_t index, mm_status *st);
 

@@ -16,7 +16,7 @@ struct mm_attribution {
     mm_sums_table sums;
     mm_page_replay replay;
     uint32_t replayed_part;
-    mm_block_table asked; /* pages of unknown addresses, of mm_attribution_find_foreign */
+    mm_block_table asked; /* pages where mm_attribution_find_foreign found nothing */
     uint64_t ambiguous;
 };
 
@@ -127,7 +127,8 @@ mm_attribution_find_foreign(mm_attribution *a, const mm_event *events, size_t co
 
 /* --- adding -------------------------------------------------------------------------------- */
 
-/* In place of a memory: the event has several, or unknown addresses, and is divided later. */
+/* In place of a memory's index: the event has several memories, or unknown addresses, and is
+ * divided later. */
 #define DIVIDED (MM_NO_MEMORY_INDEX - 1)
 
 /* One call of mm_attribution_add. */
@@ -136,7 +137,7 @@ typedef struct {
     size_t count;
     mm_event_order order;
     uint32_t *memories; /* of each event, in the order of starts */
-    size_t pieces; /* at most */
+    size_t pieces; /* their number, at most */
     uint64_t ambiguous;
 } event_batch;
 
@@ -379,8 +380,8 @@ foreign_around(const mm_traced_memories *memories, const mm_traced_memory *unkno
     return range != NULL && limit == end ? range->index : MM_NO_MEMORY_INDEX;
 }
 
-/* Adds a memory that is not there, and sets its index: DIVIDED for unknown memory, which gets one
- * later. */
+/* Adds a memory that is missing, and stores its index: DIVIDED for unknown memory, which gets its
+ * index later. */
 static int
 add_missing(mm_traced_memories *memories, const mm_traced_memory *missing, uint32_t *index,
             mm_status *st)
@@ -404,7 +405,7 @@ add_missing(mm_traced_memories *memories, const mm_traced_memory *missing, uint3
     return mm_traced_memories_append(memories, missing, st);
 }
 
-/* Sets the index in `a` of each memory of the other one, for which there is room. */
+/* Stores for each memory of `other` its index in `a`, which has room for missing memories. */
 static int
 map_memories(mm_attribution *a, const mm_attribution *other, const mm_traced_memory **sorted,
              uint32_t *indices, mm_status *st)

@@ -55,11 +55,11 @@ double_slots(mm_block_table *table, mm_status *st)
     return 0;
 }
 
-/* Room for one block more. */
+/* Makes room for one more block. */
 static int
 reserve_block(mm_block_table *table, mm_status *st)
 {
-    /* By an eighth, because blocks are large; growing a large array moves no bytes. */
+    /* Grows by an eighth, because blocks are large; realloc() of a large array copies no bytes. */
     size_t capacity = table->count + table->count / 8 + 16;
     mm_page_block *moved;
     uint64_t *numbers = NULL;

@@ -19,12 +19,12 @@ typedef struct {
     mm_page_word words[MM_BLOCK_WORDS]; /* bit n % 64 of word n / 64 belongs to page n */
 } mm_page_block;
 
-/* All zero is an empty table. Takes less than 300 bytes a block. Adding one moves the others. */
+/* All zero is an empty table. Takes less than 300 bytes a block. Adding one can move others. */
 typedef struct {
     mm_page_block *blocks;
-    uint64_t *numbers; /* of each block: its address divided by the size */
+    uint64_t *numbers; /* of each block: its address divided by the block size */
     size_t count, capacity;
-    uint32_t *slots; /* number of the block plus 1, 0 if the slot is free; half of them are */
+    uint32_t *slots; /* index in `blocks` plus 1; 0 if free, as at least half of them are */
     size_t slot_count; /* a power of two, or 0 */
 } mm_block_table;
 
@@ -40,8 +40,8 @@ mm_first_slot(const mm_block_table *table, uint64_t number)
     return (size_t)((number * 0x9e3779b97f4a7c15U) >> 32) & (table->slot_count - 1);
 }
 
-/* Loads the word of an address ahead of its use, if its block is where the search for it
- * begins. */
+/* Loads the word of an address into the cache ahead of its use, if its block is in the slot where
+ * the search for the block begins. */
 static inline void
 mm_block_table_expect(const mm_block_table *table, uint64_t address)
 {

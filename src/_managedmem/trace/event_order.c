@@ -55,7 +55,7 @@ insert_positions(const mm_event *events, uint32_t *positions, size_t count)
     return steps > 0;
 }
 
-/* Sorts positions, with equal room at `other`. */
+/* Sorts positions; `other` is scratch space for as many. */
 static void
 sort_positions(const mm_event *events, uint32_t *positions, size_t count, uint32_t *other)
 {
@@ -73,8 +73,8 @@ sort_positions(const mm_event *events, uint32_t *positions, size_t count, uint32
     }
 }
 
-/* Puts the events that are not before an earlier one to the front, the others to the end in
- * reverse, and returns the number of the former. */
+/* Puts the events that are in order at the front, and the late ones, which start before an event
+ * ahead of them, at the end in reverse. Returns the number of events in order. */
 static size_t
 split_late(const mm_event *events, size_t count, uint32_t *positions)
 {

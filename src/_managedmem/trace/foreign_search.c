@@ -1,9 +1,9 @@
-/* foreign_search.c: the addresses to ask about. */
+/* foreign_search.c: chooses the addresses to ask about. */
 #include "foreign_search.h"
 
 /* Small allocations begin at multiples of the first step, and lie up to 5 KiB apart, as seen on an
- * H100. After more steps without an answer than that each step doubles, because a call for each
- * 512 bytes would take too long for large memory that was freed. */
+ * H100. After SMALL_STEPS steps without an answer, each further step doubles, because a call for
+ * each 512 bytes would take too long in large memory that was freed. */
 enum { FIRST_STEP = 512, LAST_STEP = 65536, SMALL_STEPS = 12 };
 
 /* A page, as its bit in a block. */
@@ -42,8 +42,8 @@ note_asked(const mm_foreign_search *search, uint64_t address, mm_status *st)
     return 0;
 }
 
-/* Queries one address. Refuses an allocation of ours that has not ended, or that contradicts an
- * earlier answer. */
+/* Queries one address. Refuses an allocation that is a living memory of this library, or that
+ * overlaps an earlier answer. */
 static bool
 find_new_allocation(const mm_foreign_search *search, uint64_t address, CUdeviceptr *start,
                     size_t *size)
@@ -75,7 +75,7 @@ mm_search_foreign(const mm_foreign_search *search, uint64_t start, uint64_t end,
             steps = 0;
             continue;
         }
-        /* A page can hold several allocations, so a walk may query it again. */
+        /* A page can hold several allocations, so this walk may query it again. */
         if (page == at >> MM_BLOCK_PAGE_BITS || !was_asked(search, at)) {
             page = at >> MM_BLOCK_PAGE_BITS;
             if (find_new_allocation(search, at, &found, &size)) {

@@ -10,7 +10,7 @@ typedef bool mm_find_allocation(void *context, CUdeviceptr address, CUdeviceptr 
 
 typedef struct {
     mm_traced_memories *memories;
-    mm_block_table *asked; /* its first bits: pages with an address without an allocation */
+    mm_block_table *asked; /* pages[0]: the pages where a query found no allocation */
     mm_find_allocation *find;
     void *context;
 } mm_foreign_search;

@@ -1,11 +1,11 @@
-/* host_views.h: the moves that this library's host views made, among those that were requested. */
+/* host_views.h: tells which of the requested moves were made by host views of this library. */
 #ifndef MM_HOST_VIEWS_H
 #define MM_HOST_VIEWS_H
 
 #include "../memory/event.h"
 #include "../memory/range.h"
 
-enum { MM_MOST_HOST_VIEWS = 64 }; /* of threads at a time; more are not told apart */
+enum { MM_MOST_HOST_VIEWS = 64 }; /* at a time; moves of further ones count as requested */
 
 static inline bool
 mm_is_host_view(const mm_event *event)

@@ -138,8 +138,8 @@ set_end(mm_memory_index *index, size_t rank, uint64_t end)
     }
 }
 
-/* On the way forwards births come before deaths, on the way back deaths before births, so that an
- * allocation of no length is there at no other time. */
+/* Forwards, births are applied before deaths; backwards, deaths are undone before births. So an
+ * allocation whose whole life lies between the two times is absent at the end. */
 static void
 move_time(mm_memory_index *index, uint64_t time)
 {

@@ -31,10 +31,10 @@ typedef struct {
 typedef struct {
     mm_indexed_allocation *allocations;
     uint64_t *starts;
-    uint64_t *reach; /* the highest end before each allocation, at any time; one more entry */
+    uint64_t *reach; /* [i]: the highest end before allocation i, at any time; count + 1 entries */
     uint64_t *ends; /* the tree: the root is node 1, node n has the children 2n and 2n + 1 */
     mm_time_border *births, *deaths; /* by time, the margin included */
-    uint32_t *first; /* of each bucket of addresses: the allocations in those before it */
+    uint32_t *first; /* of each bucket of addresses: the number of allocations in earlier ones */
     unsigned bucket_bits; /* a bucket has 2 to this power addresses, from the first start on */
     size_t count, leaves; /* there are as many buckets as leaves */
     size_t born, dead; /* the number of births and deaths that are past */
@@ -49,13 +49,13 @@ MM_NODISCARD int mm_memory_index_build(mm_memory_index *index,
 
 /* The memory of the allocation that has the address at the time, or MM_NO_MEMORY_INDEX. Lowers
  * *limit, which is above the address, to the next address for which the answer may be another one.
- * Of several allocations, such as a wrapped part of other memory, the latest is taken. Those that
- * have the address only with the margin come last; to choose among several of them sets
+ * Of several allocations, such as a wrapped part of other memory, the latest is taken. Allocations
+ * that have the address only with the margin come last; a choice among several of these sets
  * *ambiguous. */
 uint32_t mm_memory_index_find(mm_memory_index *index, uint64_t address, uint64_t time,
                               uint64_t *limit, bool *ambiguous);
 
-/* True if an allocation starts here that has not ended. */
+/* True if an allocation that has not ended starts at this address. */
 bool mm_memory_index_has_living(const mm_memory_index *index, uint64_t start);
 
 #endif

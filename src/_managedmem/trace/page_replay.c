@@ -5,7 +5,7 @@
 
 enum { PAGE = 1 << MM_BLOCK_PAGE_BITS };
 
-/* Index into the bits of a block. */
+/* Indices of mm_page_word.pages. */
 typedef enum { UP, DOWN } direction;
 
 void
@@ -44,8 +44,8 @@ typedef struct {
     bool first, last;
 } turned_pages;
 
-/* Sets the last direction of the pages in the mask. Stores which of them
- * turned back from a move of this part, and from one of a part before. */
+/* Sets the last direction of the pages in the mask. Stores which of them turned back from a move
+ * of this part, and which from a move of an earlier part. */
 static void
 turn_word(mm_page_word *word, uint64_t mask, direction now, uint64_t *within, uint64_t *across)
 {
@@ -66,7 +66,7 @@ count_turned(turned_pages *turned, uint64_t back, uint64_t first, uint64_t last)
     turned->last = turned->last || (back & last) != 0;
 }
 
-/* Turns pages of a block. */
+/* Sets the last direction of pages of a block, and counts those that turned back. */
 static void
 turn_pages(mm_page_block *block, size_t first, size_t last, direction now, turned_pages *within,
            turned_pages *across)
@@ -130,8 +130,8 @@ turned_bytes(turned_pages *turned, uint64_t start, uint64_t end, bool joined)
     return bytes;
 }
 
-/* Adds the part of a move in one block. `joined`: the last page of the last move is the first one
- * of this, and had the same move. */
+/* Adds the part of a move in one block. `joined`: the move continues the last one, and begins on
+ * the page where that ended. */
 static void
 move_in_block(mm_page_replay *replay, uint64_t start, uint64_t end, direction now, bool joined,
               mm_turned *turned)

@@ -10,12 +10,12 @@
 /* All zero has seen no move. */
 typedef struct {
     mm_block_table blocks;
-    uint64_t part; /* the epoch of blocks whose recent pages moved in the present part */
+    uint64_t part; /* the epoch of blocks whose `recent` bits are about the present part */
     mm_event last; /* the last move of the part, and whether its last page turned back */
     bool any, last_turned, last_turned_across;
 } mm_page_replay;
 
-/* Bytes that turned back from a move of the same part, and across its beginning. */
+/* Bytes that turned back from a move of the same part, and from a move of an earlier part. */
 typedef struct {
     uint64_t within, across;
 } mm_turned;

@@ -88,7 +88,7 @@ add_spilled(mm_recorded_events *e)
     }
 }
 
-/* Calls are in no sum, and only those that are host views tell about moves. */
+/* Calls count in no sum. Only calls that are host views are needed, for the causes of moves. */
 static void
 spill_event(mm_recorded_events *e, const mm_event *event)
 {
@@ -109,8 +109,8 @@ spill_event(mm_recorded_events *e, const mm_event *event)
     }
 }
 
-/* System memory moves page by page, in records of their own, which would soon be more than the
- * limit. Blocks are not exceeded, because the module works in them. */
+/* System memory moves page by page, each page with a record, and such records would soon exceed
+ * the limit. A joined event stays in a block of 2 MiB, because the module works in such blocks. */
 bool
 mm_event_join(mm_event *event, const mm_event *page, uint64_t page_size)
 {

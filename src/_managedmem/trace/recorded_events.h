@@ -14,16 +14,16 @@ typedef struct {
     size_t pieces; /* in a result: the number of its pieces */
 } mm_recorded_part;
 
-/* The members are for the functions below, unless they have a comment. */
+/* Members without a comment are private to the functions below. */
 typedef struct {
     size_t limit;
-    mm_event *events; /* address space for all of the limit; pages are used as they fill */
+    mm_event *events; /* address space for `limit` events; pages get memory as they fill */
     size_t kept;
     mm_event *spilled; /* events beyond the limit, until they are added to the sums */
     size_t spilled_count;
     mm_attribution *spilled_sums; /* NULL before there are any */
     mm_recorded_part *parts;
-    size_t part_count, part_capacity; /* part_count: finished ones; the next one is under way */
+    size_t part_count, part_capacity; /* part_count: finished parts; the next one is under way */
     uint64_t lost; /* events for which there was no memory */
     bool truncated; /* there were events beyond the limit */
 } mm_recorded_events;
@@ -32,8 +32,8 @@ typedef struct {
 MM_NODISCARD int mm_recorded_init(mm_recorded_events *e, size_t limit, mm_status *st);
 void mm_recorded_free(mm_recorded_events *e);
 
-/* Adds a move of one page to the move of the pages before it, if both are of one push of the
- * module, which lasts until the later of their ends. False if they are not. */
+/* Joins a move of one page to `event`, the move of the pages before it, if both are of one push of
+ * the module. The joined event lasts until the later of the two ends. False if they are not. */
 bool mm_event_join(mm_event *event, const mm_event *page, uint64_t page_size);
 
 void mm_recorded_keep(mm_recorded_events *e, const mm_event *event);

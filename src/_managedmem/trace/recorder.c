@@ -1,8 +1,9 @@
 /* recorder.c: the life of a recording: its start, its parts, its thread and its end.
  *
  * Three things keep threads apart. A flag admits one recording. The turn admits one mark, stop,
- * attribution or reading of a recording, for as long as it takes. The lock is held while records
- * are drained, which only moves memory. References keep a recording from being freed. */
+ * attribution or free of a recording at a time, for as long as it takes. The lock protects the
+ * members that the drain thread changes, and is never held during a driver call. The references of
+ * the callers keep a recording from being freed. */
 #include "recorder.h"
 
 #include <assert.h>
@@ -128,8 +129,8 @@ drain_calls(mm_recording *r)
     }
 }
 
-/* A device can be listed later than the recording began. Each index is looked up once: an unknown
- * one stays rejected, and makes the recording incomplete. */
+/* The module can list a device after the recording has begun. Each index is looked up once:
+ * records with an index that stays unknown are rejected, and make the recording incomplete. */
 static mm_record_result
 parse_record(mm_recording *r, const unsigned char *record, mm_event *event)
 {
@@ -153,7 +154,7 @@ drain_some(mm_recording *r)
     size_t count = mm_uvm_queue_read(&r->queue, records, READ_AT_ONCE);
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     mm_event event, last;
-    bool has_last = false; /* kept once no page can join it: kept events do not change */
+    bool has_last = false; /* `last` is kept once no page can join it: kept events do not change */
 
     for (size_t i = 0; i < count; i++) {
         if (parse_record(r, records[i], &event) != MM_RECORD_EVENT
@@ -175,7 +176,7 @@ drain_some(mm_recording *r)
 
 /* --- draining ----------------------------------------------------------------------------- */
 
-/* Takes and releases the lock. Ends also while other threads go on making records. Returns the
+/* Takes and releases the lock. Ends even if other threads keep making records. Returns the
  * number of records so far. */
 static uint64_t
 drain_queue(mm_recording *r)
@@ -202,7 +203,7 @@ run_drain_thread(void *argument)
 
     while (!atomic_load(&r->thread_ends)) {
         uint64_t begun;
-        (void)mm_uvm_queue_wait(&r->queue, DRAIN_PERIOD); /* whatever ended it */
+        (void)mm_uvm_queue_wait(&r->queue, DRAIN_PERIOD); /* for whatever reason it ends */
         begun = mm_raw_clock();
         (void)drain_queue(r);
         add_overhead(r, begun);
@@ -231,8 +232,8 @@ end_drain_thread(mm_recording *r)
     }
 }
 
-/* Delivers the records of finished work and drains them. A record may come one flush late, so that
- * it ends after two flushes without any. */
+/* Delivers the records of finished work and drains them. A record may come one flush late, so the
+ * function ends after two flushes without a record. */
 static int
 drain_until_quiet(mm_recording *r, mm_status *st)
 {
@@ -251,7 +252,7 @@ drain_until_quiet(mm_recording *r, mm_status *st)
     return 0;
 }
 
-/* *waited is false if a stream captures a graph. */
+/* Sets *waited to false if a stream captures a graph. */
 static int
 wait_unless_capturing(const mm_recording *r, bool *waited, mm_status *st)
 {
@@ -449,7 +450,7 @@ mm_recording_mark(mm_recording *r, mm_status *st)
     return rc;
 }
 
-/* Ends the recording; the caller has the turn, or is the only one left. */
+/* Ends the recording. The caller has the turn. */
 static void
 end_recording(mm_recording *r)
 {
@@ -651,8 +652,8 @@ mm_recording_attribute(mm_recording *r, const mm_named_range *named, size_t name
     return rc;
 }
 
-/* A forked child cannot take the lock, which a thread of its parent may hold; it has no other
- * thread. */
+/* A forked child cannot take the lock, which a thread of its parent may hold. It needs no lock, as
+ * it has no other thread. */
 static bool
 lock_if_own(mm_recording *r)
 {

@@ -2,10 +2,10 @@
  * module, and this library's own calls, from a start to a stop, in parts.
  *
  * A process has one recording at a time. Its records are drained by a thread of its own, which
- * calls neither Python nor the driver. All functions may be called in any thread and block, so
- * that the GIL must be released. A forked child does not have the recording of its parent: there,
- * mark and attribute fail with MM_FORKED, stop does nothing, and free frees only memory, and
- * nothing of a recording that ran, because its thread may have been changing it. */
+ * calls neither Python nor the driver. All functions may be called in any thread. They block, so
+ * the GIL must be released. A forked child does not have the recording of its parent. There, mark
+ * and attribute fail with MM_FORKED, and stop does nothing. Free frees only memory, and nothing at
+ * all if the recording ran, because its thread may have been changing it during the fork. */
 #ifndef MM_RECORDER_H
 #define MM_RECORDER_H
 
@@ -30,14 +30,14 @@ typedef struct {
 typedef struct mm_recording mm_recording;
 
 /* Fails with MM_TRACE_BUSY if a recording runs, with MM_TRACE_UNAVAILABLE where nothing can be
- * recorded. The first start of a process proves that the records are right. With `wait`
+ * recorded. The first start of a process tests that the records are right. With `wait`
  * it waits for the work of devices, unless a stream captures a graph. NULL on failure. */
 mm_recording *mm_recording_start(mm_driver *cu, const mm_recording_options *options, bool wait,
                                  mm_status *st);
 
-/* Waits for the work of devices, and ends a part. Fails before anything with MM_REFUSED if the
- * recording does not run, or if a stream captures a graph, which the wait would destroy. After a
- * failure the part goes on. */
+/* Waits for the work of devices, and ends a part. Fails with MM_REFUSED, before it does anything,
+ * if the recording does not run, or if a stream captures a graph: the wait would destroy the
+ * capture. After a failure the part goes on. */
 MM_NODISCARD int mm_recording_mark(mm_recording *r, mm_status *st);
 
 /* Ends the last part and the recording, even on failure. Does nothing if it has ended. With `wait`
@@ -68,7 +68,7 @@ typedef struct {
     uint64_t lost; /* records that were dropped, and events for which there was no memory */
     uint64_t rejected, fault_overflows, fatal_faults;
     uint64_t overhead; /* nanoseconds in start, mark, stop and draining */
-    uint64_t unlisted; /* memories that were new after the limit */
+    uint64_t unlisted; /* new memories beyond the limit, which are not listed */
     bool truncated; /* events after the limit are in the sums only */
     bool waited; /* false if the end did not wait, because a stream captured a graph */
 } mm_recording_report;

@@ -12,7 +12,7 @@
 /* Indices of mm_sums.moved. */
 enum { MM_TO_DEVICE, MM_TO_HOST, MM_BETWEEN_DEVICES, MM_MOVE_DIRECTIONS };
 
-/* All of them uint64_t, in the order of FIELDS in _trace_results.py. Remote maps, thrashing,
+/* All members are uint64_t, in the order of FIELDS in _trace_results.py. Remote maps, thrashing,
  * duplicates and evictions are counted in bytes. */
 typedef struct {
     uint64_t moved[MM_MOVE_DIRECTIONS][MM_CAUSES]; /* bytes */
@@ -22,7 +22,7 @@ typedef struct {
     uint64_t duplicated, evicted;
     uint64_t move_time; /* ns in which something moved */
     uint64_t turned_back; /* bytes that moved against the last move of their page in this part */
-    uint64_t turned_across; /* or in the part before, if they did not move in this one */
+    uint64_t turned_across; /* or in an earlier part, if they did not move in this one */
 } mm_sums;
 
 typedef struct {
@@ -30,7 +30,7 @@ typedef struct {
     mm_sums sums;
 } mm_sums_row;
 
-/* The time of the last moves of a row: one interval, and the end of those before it. */
+/* The time of the last moves of a row: one interval, and the end of the intervals before it. */
 typedef struct {
     uint64_t before, start, end;
 } mm_busy_time;
@@ -52,14 +52,14 @@ void mm_sums_table_free(mm_sums_table *table);
 MM_NODISCARD int mm_sums_table_reserve(mm_sums_table *table, size_t rows, size_t memories,
                                        mm_status *st);
 
-/* Begins a part: mm_sums_table_row returns its rows. */
+/* Selects the present part, whose rows mm_sums_table_row returns. */
 void mm_sums_table_set_part(mm_sums_table *table, uint32_t part);
 
-/* The number of the memory's row in the present part; MM_NO_MEMORY_INDEX for the total. Adds a
- * missing row, for which there must be room. */
+/* The index of the memory's row in the present part; the total is the row of MM_NO_MEMORY_INDEX.
+ * Adds a missing row, for which there must be room. */
 size_t mm_sums_table_row(mm_sums_table *table, uint32_t memory);
 
-/* Loads the memory's row ahead of its use, if it is known. */
+/* Loads the memory's row into the cache ahead of its use, if it is known. */
 static inline void
 mm_sums_table_expect(const mm_sums_table *table, uint32_t memory)
 {
@@ -90,8 +90,8 @@ mm_event_is_counted(const mm_event *event)
 }
 
 /* Adds an event to its memory and to the total of the present part; there must be room for both
- * rows. Add moves in the order of their starts: of a late move, the time before the end of the last
- * move but one does not count. */
+ * rows. Add moves in the order of their starts: of a late move, the time before
+ * mm_busy_time.before does not count. */
 void mm_sums_table_add(mm_sums_table *table, uint32_t memory, const mm_event *event,
                        mm_turned turned);
 

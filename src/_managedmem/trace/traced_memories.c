@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Labels lie in blocks: one of the latest mm_traced_memories_set, and one for each memory since. */
+/* Labels lie in blocks: one of the latest mm_traced_memories_set, one for each later memory. */
 struct mm_label_block {
     struct mm_label_block *next;
     size_t used;
@@ -214,7 +214,7 @@ map_names(mm_address_map *map, const uint32_t *of_name, const mm_named_range *na
     return 0;
 }
 
-/* Room for the labels of all memories: nothing is left of earlier ones. */
+/* Makes room for the labels of all memories, because the earlier blocks are freed. */
 static int
 reserve_labels(const mm_traced_memories *memories, memory_update *update,
                const mm_allocation_record *allocations, size_t count, const mm_named_range *named,

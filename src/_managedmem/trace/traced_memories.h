@@ -32,12 +32,12 @@ typedef struct {
 
 typedef struct mm_label_block mm_label_block;
 
-/* A memory keeps its index. All zero has none. */
+/* A memory keeps its index. All zero is an empty list. */
 typedef struct {
     mm_traced_memory *items;
     size_t count, capacity;
     mm_label_block *labels;
-    uint32_t *of_allocation, *of_name; /* indices of memories */
+    uint32_t *of_allocation, *of_name; /* of each, the index of its memory */
     size_t allocations, names;
     mm_memory_index index; /* of the allocations */
     mm_address_map named, foreign;
@@ -48,7 +48,7 @@ void mm_traced_memories_free(mm_traced_memories *memories);
 
 /* Sets the allocations and named ranges known so far, which begin with those of the last call.
  * Allocations may have ended or changed their labels since. A name that is not at its former
- * position is a new memory. */
+ * position in the array is a new memory. */
 MM_NODISCARD int mm_traced_memories_set(mm_traced_memories *memories,
                                         const mm_allocation_record *allocations, size_t count,
                                         const mm_named_range *named, size_t named_count,
@@ -73,16 +73,16 @@ void mm_traced_memories_remove_foreign(mm_traced_memories *memories, size_t coun
 MM_NODISCARD int mm_traced_memories_add_unknown(mm_traced_memories *memories, uint64_t start,
                                                 uint64_t end, mm_status *st);
 
-/* The number of runs of unknown blocks that have no memory yet. There is then room for them. */
+/* Stores the number of runs of unknown blocks without a memory, and makes room for memories. */
 MM_NODISCARD int mm_traced_memories_reserve_unknown(mm_traced_memories *memories, size_t *runs,
                                                     mm_status *st);
 
-/* Gives each run of unknown blocks a memory, shared with an adjacent run if there is one. Needs the
- * room. */
+/* Gives each run of unknown blocks a memory, shared with an adjacent run if there is one. There
+ * must be room for the memories. */
 void mm_traced_memories_number_unknown(mm_traced_memories *memories);
 
-/* The memory that has the first addresses from `start` on at a time, and in *end the end of these
- * addresses, at most `limit`. MM_NO_MEMORY_INDEX if there is none. Sets *ambiguous as
+/* The memory that has the address `start` at a time, or MM_NO_MEMORY_INDEX. Stores in *end the
+ * first later address with another answer, at most `limit`. Sets *ambiguous as
  * mm_memory_index_find does. Names come before allocations, allocations before foreign memory. */
 uint32_t mm_traced_memories_find(mm_traced_memories *memories, uint64_t start, uint64_t limit,
                                  uint64_t time, uint64_t *end, bool *ambiguous);

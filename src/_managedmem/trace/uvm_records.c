@@ -41,7 +41,8 @@ read_processor(mm_uvm_parser *p, unsigned index, int16_t *out)
     return true;
 }
 
-/* A set of the module's indices becomes one of ordinals. Devices beyond it are left out. */
+/* Turns a set of the module's indices into a set of ordinals. Devices without a bit in that set
+ * are left out. */
 static bool
 read_processors(mm_uvm_parser *p, uint64_t indices, uint32_t *out)
 {
@@ -109,10 +110,10 @@ parse_host_fault(const unsigned char *record, mm_event *out)
                     && read_access(record, 8, out) && read_time(record, 16, out));
 }
 
-/* The host's times cover a whole push: the moves of a block begin together, and the module notices
- * their end late, at the next flush at the latest. The device's times of each move are exact, so
- * they give the event its length, and its distance from the first move of the push, which `extra`
- * keeps. */
+/* The host's times cover a whole push, the work that the module submits at once: the moves of a
+ * block begin together, and the module notices their end late, at the next flush at the latest.
+ * The device's times of each move are exact. They give the event its length, and its distance from
+ * the first move of the push, which `extra` keeps. */
 static void
 refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
@@ -131,8 +132,8 @@ refine_times(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
     }
 }
 
-/* Between nodes of the host's memory the module names the host twice, and causes by other numbers.
- * Cause 0 is the access of a debugger. */
+/* For a move between NUMA nodes of the host, the module names the host twice, and uses other
+ * numbers for causes. Cause 0 is the access of a debugger. */
 static mm_record_result
 parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {
@@ -154,7 +155,7 @@ parse_move(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
     return event_if(record[1] < MM_MODULE_CAUSES);
 }
 
-/* A prefetching read has a number of its own, after atomic accesses. */
+/* A read that fetches ahead has an access number of its own, the one after atomic accesses. */
 static mm_record_result
 parse_device_fault(mm_uvm_parser *p, const unsigned char *record, mm_event *out)
 {

@@ -1,5 +1,5 @@
-/* uvm_records.h: from records of the nvidia-uvm module to events. Every field is checked, because
- * the layout is private to the module. */
+/* uvm_records.h: turns records of the nvidia-uvm module into events. Every field is checked,
+ * because the layout is private to the module. */
 #ifndef MM_UVM_RECORDS_H
 #define MM_UVM_RECORDS_H
 
@@ -7,7 +7,7 @@
 
 enum { MM_THROTTLE_SETS = 64, MM_THROTTLE_PLACES = 8 };
 
-/* The throttling of a processor at a page has begun. */
+/* A throttling of a processor at a page, whose end was not recorded yet. */
 typedef struct {
     uint64_t address, begin; /* begin 0: a free place */
     int16_t processor;
@@ -16,7 +16,7 @@ typedef struct {
 typedef struct mm_uvm_parser {
     int16_t processors[MM_UVM_PROCESSORS]; /* as mm_uvm_queue_processors stores them */
     uint64_t rejected; /* records that are not as the module writes them */
-    uint64_t unlisted; /* bits of the indices that records named and no processor has */
+    uint64_t unlisted; /* a bit for each index that a record named and no processor has */
     uint64_t fault_overflows; /* a device had more faults at a time than it can report */
     uint64_t fatal_faults; /* accesses to memory that does not exist */
     mm_throttle throttles[MM_THROTTLE_SETS][MM_THROTTLE_PLACES];
@@ -28,14 +28,14 @@ void mm_uvm_parser_init(mm_uvm_parser *p, const int16_t *processors, size_t coun
 
 typedef enum { MM_RECORD_IGNORED, MM_RECORD_EVENT, MM_RECORD_REJECTED } mm_record_result;
 
-/* Makes the event of a record. Ignored are moves from host to host and other records about no
- * memory. The begin and the end of throttling make one event, which has the time between them.
- * *out is undefined unless the result is MM_RECORD_EVENT. */
+/* Makes the event of a record. Moves from host to host, and records that have no event, such as
+ * replays, are ignored. The begin and the end of throttling make one event, which lasts from one
+ * to the other. *out is undefined unless the result is MM_RECORD_EVENT. */
 mm_record_result mm_uvm_parse(mm_uvm_parser *p, const unsigned char record[MM_UVM_RECORD_BYTES],
                               mm_event *out);
 
-/* Takes a rejection back, which came of an index in `unlisted`, and parses the record again with
- * the processors of now. */
+/* Parses a record again, with the present processors, after it was rejected for an index in
+ * `unlisted`. The earlier rejection is not counted any more. */
 mm_record_result mm_uvm_parse_listed(mm_uvm_parser *p,
                                      const unsigned char record[MM_UVM_RECORD_BYTES],
                                      const int16_t *processors, mm_event *out);

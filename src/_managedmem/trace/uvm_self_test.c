@@ -1,4 +1,4 @@
-/* uvm_self_test.c: a prefetch of 64 KiB, and the comparison of its records with arithmetic. */
+/* uvm_self_test.c: a prefetch of 64 KiB, whose records are compared with the known move. */
 #include "uvm_self_test.h"
 
 #include <assert.h>
@@ -58,7 +58,7 @@ prefetch_pages(self_test *t, CUstream stream, mm_status *st)
     const CUmemLocation location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = t->device};
 
     assert(mm_in_scope());
-    memset((void *)(uintptr_t)t->start, 1, TEST_BYTES); /* the pages are on the host */
+    memset((void *)(uintptr_t)t->start, 1, TEST_BYTES); /* puts the pages on the host */
     if (mm_uvm_queue_flush(&t->queue, st) < 0) {
         return -1;
     }
@@ -216,7 +216,7 @@ test_queue(self_test *t, mm_status *st)
 {
     int16_t processors[MM_UVM_PROCESSORS];
 
-    /* The module may list the device only once it has a context. */
+    /* The module may list the device only once the device has a context. */
     if (mm_uvm_queue_enable(&t->queue, (uint64_t)1 << MM_UVM_MIGRATION, st) < 0
         || move_pages(t, st) < 0
         || mm_uvm_queue_processors(t->cu, &t->queue, processors, st) < 0) {

@@ -4,10 +4,11 @@
 
 #include "../driver/uvm_queue.h"
 
-/* Moves 64 KiB to the first device with concurrent managed access, and fails with
- * MM_TRACE_UNAVAILABLE unless the records report exactly that. A failed driver call fails as
- * everywhere. A test that has passed is not repeated in the process. Leaves no memory, advice,
- * stream or context; allowed during captures. Blocks, so the GIL must be released. */
+/* Moves 64 KiB to the first device that has concurrent managed access and is not integrated. Fails
+ * with MM_TRACE_UNAVAILABLE unless the records report exactly that move, and with MM_DRIVER_CALL
+ * if a driver call fails. A test that has passed is not repeated in the process. Leaves no memory,
+ * advice or stream, and the thread's current context as it was; allowed during captures. Blocks,
+ * so the GIL must be released. */
 MM_NODISCARD int mm_uvm_self_test(mm_driver *cu, mm_status *st);
 
 #endif

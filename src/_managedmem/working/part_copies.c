@@ -39,7 +39,7 @@ follow_uses(mm_frames *f, CUstream stream, const frame_part *part, mm_status *st
     return 0;
 }
 
-/* Prefetches managed memory. Behind a host function the call returns at once. */
+/* Prefetches managed memory. A large prefetch is deferred behind a host function (prefetch.h). */
 static int
 prefetch(mm_frames *f, mm_range range, CUmemLocation location, CUstream stream, mm_status *st)
 {
@@ -50,8 +50,8 @@ prefetch(mm_frames *f, mm_range range, CUmemLocation location, CUstream stream, 
     return mm_range_issue(f->cu, MM_PREFETCH, range, location, stream, st);
 }
 
-/* Discards the contents of scratch after a use, where the driver can discard whole pages; never
- * contents that were written at home for the next use. */
+/* Prefetches a part home. Discards the whole pages of scratch that was used, if the driver can;
+ * never contents that were written at home for the next use. */
 static int
 send_away(mm_frames *f, const frame_part *part, mm_range range, mm_status *st)
 {
@@ -85,7 +85,7 @@ move_memory(mm_frames *f, const frame_part *part, size_t bytes, bool inward, mm_
     return rc;
 }
 
-/* Makes the inward stream wait until a part that has left makes room. */
+/* Makes the inward stream wait until the room of an evicted part is free. */
 static int
 make_room(mm_frames *f, uint32_t number, mm_status *st)
 {
@@ -111,7 +111,7 @@ make_room(mm_frames *f, uint32_t number, mm_status *st)
     return 0;
 }
 
-/* Takes the first part out that lies there; MM_UNEXPECTED if there is none. */
+/* Takes out the first part that lies in these bytes; MM_UNEXPECTED if there is none. */
 static uint32_t
 take_part(mm_frames *f, size_t offset, size_t bytes)
 {
@@ -240,9 +240,9 @@ mm_frames_forget(mm_frames *f, uint32_t number, mm_status *st)
 
 /* --- what comes next, under the lock -------------------------------------------------------- */
 
-/* The steps reach every part of a loop that goes forward and then back. For a part that is used
- * irregularly, the order predicts little, except for parts that may be loaded ahead and must stay
- * until their use. */
+/* There are enough steps to reach every part of a loop that goes forward and then back. The order
+ * predicts little for a part that is used irregularly. Such a part has a distance only if it may
+ * be loaded ahead, because it must then stay until its use. */
 void
 mm_frames_measure_distances(mm_frames *f)
 {

@@ -137,15 +137,14 @@ destroy_objects(mm_frames *f)
     return true;
 }
 
-/* The slab waits for the device when it is freed, so that no copy to frames is under way
- * after it. */
+/* Freeing the slab waits for the device, so that no copy to frames is under way afterwards. */
 static bool
 end_frames(mm_frames *f)
 {
     mm_status ignored;
     mm_scope scope;
     const bool entered = mm_scope_enter_relaxed(&scope, f->cu, f->device, &ignored) == 0;
-    /* This needs no context, but may disturb a capture without a scope. */
+    /* This needs no context, but outside of a scope it may disturb a capture. */
     const bool destroyed = destroy_objects(f);
 
     if (entered) {
@@ -204,7 +203,7 @@ mm_frames_free(mm_frames *f)
     }
     mm_frames_close(f);
     if (!atomic_load(&f->is_idle)) {
-        return; /* a call of another thread waits for the host function that the caller runs in */
+        return; /* it leaks: a call of another thread may wait for the caller, a host function */
     }
     if (atomic_load(&f->has_ended) || end_frames(f)) {
         free_struct(f);
@@ -224,7 +223,7 @@ make_events(mm_frames *f, frame_part *part, mm_status *st)
     return 0;
 }
 
-/* The order may have the number of a removed part. */
+/* Makes room for a new number, although the order may give the number of a removed part. */
 static int
 reserve_part(mm_frames *f, mm_status *st)
 {
@@ -362,7 +361,7 @@ mm_frames_have(mm_frames *f, uint32_t part)
     return present;
 }
 
-/* The driver keeps the frames of managed memory when its pages have left. */
+/* The driver keeps device memory that managed pages have left, so all loaded parts count. */
 static size_t
 count_kept(const mm_frames *f)
 {

@@ -1,12 +1,13 @@
-/* part_frames.h: parts of memory whose home is the host, and which a device holds in turn, in
- * frames of one piece of device memory, or at their own address if the memory is managed.
+/* part_frames.h: sets of parts. The home of a part is memory of the host. A device holds the parts
+ * in turn: in frames, which are places in one piece of device memory, or at their own address if
+ * the memory is managed.
  *
- * A part is copied to a frame before its use, and ahead of it if the order of uses is known, on a
- * stream of the set; managed memory is prefetched instead, and back when it has to go. Streams
- * wait for each other by events, and there is no thread: acquisitions and releases wait for the
- * device only after a failure, or with `host_waits`. Calls of one set may come from any thread at
- * once, without the GIL. A forked child must call nothing but mm_frames_free, which does nothing
- * there. */
+ * A part is copied to a frame before its use, or earlier if the order of uses is known, on a
+ * stream of the set. Managed memory is prefetched instead, to the device and home again. Streams
+ * wait for each other by events, and the set has no thread. Acquisitions and releases wait for the
+ * device only after a failure, or with `host_waits`. Several threads may call functions of one set
+ * at once, without the GIL. A forked child must call nothing but mm_frames_free, which does
+ * nothing there. */
 #ifndef MM_PART_FRAMES_H
 #define MM_PART_FRAMES_H
 
@@ -21,37 +22,37 @@ typedef struct mm_frames mm_frames;
 /* The access of the uses of a part. */
 typedef enum {
     MM_PART_READ,
-    MM_PART_WRITE, /* some of them write it */
+    MM_PART_WRITE, /* some uses write the part */
     MM_PART_SCRATCH /* its contents are not needed after a use */
 } mm_part_access;
 
-/* The contents and counters of a set. Work counts once it is queued; copies by graphs never. */
+/* The contents and counters of a set. Work counts once it is queued, copies by graphs never. */
 typedef struct {
     size_t room; /* the bytes that the frames take, or that managed parts may take at once */
-    size_t
-        kept; /* the same, 0 while suspended; or the bytes of all managed parts that were on the device */
-    size_t present; /* the bytes of parts that are there, or on their way */
+    size_t kept; /* `room`, or 0 while suspended; of managed parts: all that were on the device */
+    size_t present; /* the bytes of parts that are on the device, or on their way */
     uint32_t parts;
     uint64_t acquired;
     uint64_t hits; /* of these, parts that were there or on their way */
-    uint64_t mapped; /* of these, parts that were used at home: there was no room */
-    uint64_t loads, ahead; /* all of them, and those before the acquisition */
+    uint64_t mapped; /* of these, parts that were used at home, mostly for lack of room */
+    uint64_t loads, ahead; /* all loads, and the loads before an acquisition */
     uint64_t drops;
     uint64_t bytes_loaded, bytes_home;
     uint64_t failures; /* of driver calls, after which parts may be used at home */
     mm_status error; /* the last failure; kind MM_OK: none */
 } mm_frames_report;
 
-/* A set without parts, whose frames have `room` bytes of the device, or for managed memory. With
- * `can_suspend`, mm_frames_suspend works, for frames alone. `host_waits` is for work that the host
- * does in place of the device: acquisitions and mm_frames_settle then wait for their copies. NULL
- * on failure. */
+/* A set without parts. Its frames take `room` bytes of the device. With `is_managed` it has no
+ * frames, and its parts may take `room` bytes at once. mm_frames_suspend needs frames and
+ * `can_suspend`. `host_waits` is for work that the host does in place of the device: acquisitions
+ * and mm_frames_settle then wait for their copies. NULL on failure. */
 mm_frames *mm_frames_new(mm_driver *cu, int device, size_t room, bool host_waits, bool is_managed,
                          bool can_suspend, mm_status *st);
 
-/* Parts are loaded ahead only in rounds, because outside of them the caller may write parts at home
- * unnoticed. A round begins after the work that is queued on the stream. Rounds of several threads
- * overlap. A use outside of rounds has a copy of its own, which follows the work on its stream. */
+/* Parts are loaded ahead only in rounds, because outside of rounds the caller may write parts at
+ * home unnoticed. A round follows the work that is queued on the stream when the round begins.
+ * Rounds of several threads may overlap. Each use outside of rounds copies its part anew, behind
+ * the work on its stream. */
 MM_NODISCARD int mm_frames_begin_round(mm_frames *f, CUstream stream, mm_status *st);
 void mm_frames_end_round(mm_frames *f);
 
@@ -59,16 +60,16 @@ void mm_frames_end_round(mm_frames *f);
 MM_NODISCARD int mm_frames_add(mm_frames *f, CUdeviceptr home, size_t bytes, mm_part_access access,
                                uint32_t *part, mm_status *st);
 
-/* Has the guard of managed memory entered for each call that names it: a part whose memory was
- * closed moves no more, as somebody else may have its address. The guard must last as long as the
- * part. */
+/* Sets the guard of a part's managed memory, which is entered for each driver call with that
+ * memory. A part whose memory was closed is not moved any more, because its address may have a new
+ * owner. The guard must last as long as the part. */
 void mm_frames_guard(mm_frames *f, uint32_t part, mm_guard *memory);
 
-/* Takes a part out that is not in use, and gives its number to a later one. Copies from and to its
- * home may be under way. Managed memory stays where it is. */
+/* Removes a part that is not in use; a later part may get its number. Copies from and to its home
+ * may be under way. Managed memory stays where it is. */
 MM_NODISCARD int mm_frames_remove(mm_frames *f, uint32_t part, mm_status *st);
 
-/* Gives one round of uses in place of what was learned; a count of 0 takes it back. */
+/* Sets one round of uses to expect, in place of the learned order; a count of 0 removes it. */
 MM_NODISCARD int mm_frames_give_order(mm_frames *f, const uint32_t *parts, size_t count,
                                       mm_status *st);
 
@@ -82,28 +83,28 @@ typedef struct {
     CUdeviceptr address; /* 0: at home */
 } mm_part_use;
 
-/* A use by work that is queued on the stream afterwards, with the address in a frame or of managed
- * memory: mm_frames_release must follow. Or with 0 if the part has to be used at home: if the
- * frames that are in use leave no room, after a refusal of the driver, and once the set is closed.
+/* Begins a use by work that is queued on the stream afterwards. Its address is in a frame or of
+ * managed memory, and mm_frames_release must follow. The address is 0 if the part has to be used
+ * at home: if frames in use leave no room, after a refusal of the driver, and in a closed set.
  *
- * If the stream captures a graph, the copies become nodes of it, and the second half of the room
- * belongs to the graphs of the set until the last of them is gone. They must not run at the same
- * time. Homes of slabs and the frames live as long as the graph does. Parts of managed memory, and
- * all parts with `host_waits`, are used at home. */
+ * If the stream captures a graph, the copies become nodes of the graph. The second half of the
+ * room then belongs to the graphs of the set until the last of these graphs is gone, and they must
+ * not run at the same time. The frames, and homes in slabs, live as long as the graph does. Parts
+ * of managed memory, and all parts with `host_waits`, are used at home. */
 mm_part_use mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream);
 
-/* Ends a use with the work that is queued on the stream by now. If it has `written` the part,
- * copies it home: what reads it there has to follow mm_frames_settle. With `goes_on` it does that
- * alone, and the part stays acquired. On failure the part stays acquired too: its contents are in
- * the frame alone.
+/* Ends a use behind the work that is queued on the stream by now. A part that was `written` is
+ * copied home; work that reads it at home has to follow mm_frames_settle. With `goes_on` the part
+ * is only copied, and stays acquired. On failure it stays acquired too, because its contents are
+ * in the frame alone.
  *
- * A use that was captured ends in its capture. After the capture nothing more of it can be
- * captured: its frame stays taken, and a write is not copied home, which counts as a failure. */
+ * A captured use has to end in its capture. After the capture no node can be added: the frame
+ * stays taken, and a write is not copied home, which counts as a failure. */
 MM_NODISCARD int mm_frames_release(mm_frames *f, mm_part_use use, bool written, bool goes_on,
                                    CUstream stream, mm_status *st);
 
-/* The work that is queued on the stream by now has written the part at home: a copy of it is
- * dropped unless it is in use, and the next one follows that work. */
+/* Tells the set that the work queued on the stream by now has written the part at home. Its frame
+ * is dropped, at once or after its present uses, and the next copy follows that work. */
 MM_NODISCARD int mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream, mm_status *st);
 
 /* Lets later work on the stream follow all copies home so far. */
@@ -112,19 +113,20 @@ MM_NODISCARD int mm_frames_settle(mm_frames *f, CUstream stream, mm_status *st);
 /* Waits for all copies home so far; for copies of graphs only if no stream captures. */
 MM_NODISCARD int mm_frames_wait(mm_frames *f, mm_status *st);
 
-/* Waits for the device; MM_REFUSED if a stream captures a graph, which that would destroy. */
+/* Waits for the device; MM_REFUSED if a stream captures a graph, which the wait would destroy. */
 MM_NODISCARD int mm_frames_synchronize(mm_frames *f, mm_status *st);
 
-/* Gives the memory of the frames back to the driver, after a wait for the device: uses are at home
- * until mm_frames_resume. Graphs may be launched meanwhile: their frames have memory of the host.
- * MM_REFUSED if a part is in use or a stream captures. On failure the frames are there, empty. */
+/* Gives the memory of the frames back to the driver, after a wait for the device. Parts are used
+ * at home until mm_frames_resume. Graphs may be launched meanwhile: their frames have memory of
+ * the host. MM_REFUSED if a part is in use or a stream captures. On failure the frames stay,
+ * empty. */
 MM_NODISCARD int mm_frames_suspend(mm_frames *f, mm_status *st);
 
 /* Takes memory of the device for the frames again, at the same addresses. On failure the set stays
  * suspended. */
 MM_NODISCARD int mm_frames_resume(mm_frames *f, mm_status *st);
 
-/* More than the number of each part. */
+/* An upper bound: the number of each part is below it. */
 uint32_t mm_frames_count(mm_frames *f);
 
 void mm_frames_read_report(mm_frames *f, mm_frames_report *report);

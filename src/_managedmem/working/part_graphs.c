@@ -1,11 +1,11 @@
 /* part_graphs.c: uses in streams that capture a graph: nodes that copy parts to frames, and back,
  * at each replay.
  *
- * All graphs of a set share the second half of its room, from the first capture until the last of
- * them is gone; other uses have the first half. In a graph, frames follow each other in a ring. A
- * copy is a node behind the copy before it and the uses of what lay in its frame, so that a replay
- * loads parts while it uses others, although their copies were captured late. User objects of the
- * driver keep the memory that nodes name. */
+ * All graphs of a set share the second half of its room, from the first capture until the last
+ * graph is gone; other uses have the first half. In a graph, frames follow each other in a ring.
+ * The node of a copy depends on the copy before it and on the uses of the parts that had its
+ * frame. So a replay loads parts while it uses others, although each copy is captured just before
+ * its use. User objects of the driver keep the memory alive that nodes use. */
 #include "part_frames_state.h"
 
 #include <assert.h>
@@ -22,10 +22,10 @@ typedef struct {
 typedef struct {
     uint32_t part; /* MM_NO_PART once it was removed */
     size_t offset, bytes;
-    uint32_t number; /* in uses */
+    uint32_t number; /* as in mm_part_use.frame */
     CUgraphNode copy; /* NULL for scratch */
     unsigned held;
-    bool is_lost; /* a use ended behind the capture, or a call failed: nothing follows it here */
+    bool is_lost; /* a use ended after the capture, or a call failed: the frame stays taken */
     node_list ends;
 } ring_frame;
 
@@ -36,7 +36,7 @@ struct frame_capture {
     mm_slab *slab;
     cuuint64_t id;
     bool is_blind; /* a call failed: no more copies */
-    node_list behind; /* the nodes that the next copy is behind */
+    node_list behind; /* the nodes that the next copy depends on */
     ring_frame *frames;
     size_t count, capacity;
     size_t next_offset;
@@ -48,7 +48,7 @@ typedef struct {
     CUcontext context;
     CUgraph graph;
     cuuint64_t id;
-    const CUgraphNode *front; /* the nodes that the next one is behind; until the next call */
+    const CUgraphNode *front; /* what the next node depends on; valid until the next call */
     size_t count;
 } capture_view;
 
@@ -62,7 +62,7 @@ add_nodes(node_list *nodes, const CUgraphNode *added, size_t count, mm_status *s
 
     grown.list = mm_grow(grown.list, &grown.capacity, needed, sizeof *grown.list, st);
     *nodes = grown;
-    if (grown.list == NULL || grown.capacity < needed) { /* the first is for the analyzer */
+    if (grown.list == NULL || grown.capacity < needed) { /* the first test is for the analyzer */
         return count > 0 ? -1 : 0;
     }
     for (size_t i = 0; i < count; i++) {
@@ -91,7 +91,7 @@ sort_out_doubles(node_list *nodes)
     return kept;
 }
 
-/* Adds a copy to the graph, and lets the next copy be behind it. In a scope of the stream. */
+/* Adds a copy to the graph, and makes the next copy depend on it. In a scope of the stream. */
 static int
 add_copy(mm_frames *f, frame_capture *c, const capture_view *v, CUdeviceptr to, CUdeviceptr from,
          size_t bytes, node_list *behind, CUgraphNode *node, mm_status *st)
@@ -106,7 +106,7 @@ add_copy(mm_frames *f, frame_capture *c, const capture_view *v, CUdeviceptr to, 
 
     MM_TRY(f->cu, GraphAddMemcpyNode, st, node, v->graph, behind->list, sort_out_doubles(behind),
            &params, v->context);
-    c->behind.list[0] = *node; /* which stands for all that it is behind */
+    c->behind.list[0] = *node; /* which depends on all nodes that it replaces here */
     c->behind.count = 1;
     return 0;
 }
@@ -127,8 +127,9 @@ follow_node(mm_frames *f, const capture_view *v, CUgraphNode *node, mm_status *s
 
 /* --- memory that a graph names --------------------------------------------------------------- */
 
-/* Destroys an object once the graph is gone; on failure at once. A second reference of the graph
- * does no harm, but releasing one twice would: after a refusal the driver keeps it. */
+/* Has `destroy` called for `given` once the graph is gone, or at once on failure. A failed retain
+ * is repeated, because a second reference does no harm. A failed release is not: a second release
+ * could drop the reference of the graph. */
 static int
 give_to_graph(mm_driver *cu, CUgraph graph, void *given, CUhostFn destroy, mm_status *st)
 {
@@ -155,7 +156,7 @@ free_home(void *slab)
     mm_slab_defer_free(slab);
 }
 
-/* Memory without a slab is the caller's to keep. */
+/* Keeps the slab of a home for the graph. The caller keeps a home without a slab. */
 static int
 keep_home(mm_frames *f, const capture_view *v, uint32_t number, mm_status *st)
 {
@@ -324,8 +325,8 @@ reserve_ring(mm_frames *f, mm_status *st)
     return 0;
 }
 
-/* No node can follow the work of the set's streams, so the host waits for it: for what was in the
- * room of graphs, and for copies home. In a scope; not under the lock. */
+/* No node can depend on the work of the set's streams, so the host waits for that work: for what
+ * was in the room of graphs, and for copies home. In a scope; not under the lock. */
 static int
 open_ring(mm_frames *f, mm_status *st)
 {
@@ -376,7 +377,7 @@ find_ring_room(const mm_frames *f, const frame_capture *c, size_t bytes, size_t 
 
 /* --- uses, under the lock and in a scope of the stream ------------------------------------------ */
 
-/* Everything that a frame there has to be behind. */
+/* Collects the nodes on which a frame in these bytes has to depend. */
 static int
 collect_behind(const mm_frames *f, const frame_capture *c, const capture_view *v, size_t offset,
                size_t bytes, node_list *behind, mm_status *st)
@@ -389,7 +390,7 @@ collect_behind(const mm_frames *f, const frame_capture *c, const capture_view *v
             rc = add_nodes(behind, frame->ends.list, frame->ends.count, st);
         }
     }
-    /* Outside of rounds, the caller may have written the part since. */
+    /* Outside of rounds, the caller may have written the part at home since. */
     return rc < 0 || f->rounds > 0 ? rc : add_nodes(behind, v->front, v->count, st);
 }
 
@@ -410,8 +411,8 @@ remove_frames(frame_capture *c, size_t offset, size_t bytes)
     c->count = kept;
 }
 
-/* If no copy depends on these nodes, the next copy must: an evicted frame may have had more bytes
- * than the new frame in its place. */
+/* Scratch has no copy that depends on these nodes, so the next copy must depend on them: an
+ * evicted frame may have had more bytes than the new frame in its place. */
 static void
 keep_behind(frame_capture *c, node_list *behind)
 {
@@ -534,7 +535,7 @@ new_capture(mm_frames *f, const capture_view *v, mm_status *st)
     frame_capture *c = calloc(1, sizeof *c);
     node_list behind = {0};
 
-    /* The list has an entry at least, for the latest copy. */
+    /* The list has room for at least one node, the latest copy. */
     behind.list = mm_grow(NULL, &behind.capacity, v->count + 1, sizeof *behind.list, st);
     if (c == NULL || behind.list == NULL || add_nodes(&behind, v->front, v->count, st) < 0) {
         free(behind.list);
@@ -643,8 +644,8 @@ add_copy_home(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame 
     return rc;
 }
 
-/* Copies a part home, behind all of its uses. A graph that would lose the write must not come to
- * be: a query breaks its capture. Under the lock, in a scope of the stream. */
+/* Copies a part home, behind all of its uses. If that fails, a query of the stream breaks the
+ * capture, because its graph would lose the write. Under the lock, in a scope of the stream. */
 static void
 send_home(mm_frames *f, frame_capture *c, const capture_view *v, ring_frame *frame)
 {
@@ -692,7 +693,7 @@ find_used(const mm_frames *f, mm_part_use use, frame_capture **capture)
     return NULL;
 }
 
-/* Ends a use in its capture; false behind that. */
+/* Ends a use in its capture; false after the capture. */
 static bool
 end_in_capture(mm_frames *f, mm_part_use use, bool written, bool goes_on, mm_device_stream stream)
 {

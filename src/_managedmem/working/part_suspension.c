@@ -1,7 +1,7 @@
-/* part_suspension.c: a set of frames without memory: suspending it, and resuming. */
+/* part_suspension.c: suspending a set of frames, which gives its memory back, and resuming it. */
 #include "part_frames_state.h"
 
-/* Lets no part have a frame any more. MM_REFUSED while one is in use. Under the lock. */
+/* Lets no part have a frame any more. MM_REFUSED while a part is in use. Under the lock. */
 static int
 close_frames(mm_frames *f, mm_status *st)
 {
@@ -16,8 +16,8 @@ close_frames(mm_frames *f, mm_status *st)
     return 0;
 }
 
-/* Takes all parts out, and queues their copies home. Stores the start of the frames that graphs
- * have; behind the room if there are none. Under the lock. */
+/* Takes out all parts; the inward stream follows their copies home. Stores the offset where the
+ * frames of graphs begin, which is the end of the slab if there are no graphs. Under the lock. */
 static int
 empty_frames(mm_frames *f, size_t *of_graphs, mm_status *st)
 {
@@ -78,7 +78,7 @@ mm_frames_suspend(mm_frames *f, mm_status *st)
     if (f->slab == NULL || f->slab->mapping.bytes == 0) {
         rc = mm_fail(st, MM_REFUSED,
                      "the set was not made to be suspended: make it with suspendable=True");
-    } else if (!f->is_suspended) { /* which changes in the turn alone */
+    } else if (!f->is_suspended) { /* is_suspended changes only in the turn */
         rc = suspend_entered(f, st);
     }
     mm_operation_lock_release(&f->turn);

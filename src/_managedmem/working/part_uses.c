@@ -4,7 +4,7 @@
 
 #include <assert.h>
 
-enum { MANY_ENDS = 16 }; /* beside twice those that were seen to be under way */
+enum { MANY_ENDS = 16 }; /* ends to tolerate, beside twice those last seen under way */
 #define ALL_PARTS UINT32_MAX
 
 /* --- uses --------------------------------------------------------------------------------- */
@@ -67,7 +67,7 @@ wait_for_copy(mm_frames *f, CUevent event, mm_status *st)
     return 0;
 }
 
-/* Makes the stream wait for an event of the set, or the host. */
+/* Makes the stream wait for an event of the set; with `host_waits` the host waits instead. */
 static int
 follow_copy(mm_frames *f, CUevent event, mm_device_stream stream, mm_status *st)
 {
@@ -96,7 +96,7 @@ synchronize(mm_frames *f, mm_status *st)
     return 0;
 }
 
-/* In place of an order between streams that the driver refused. */
+/* Waits for the device, because the driver refused to order two streams. */
 static int
 wait_for_device(mm_frames *f, mm_status *st)
 {
@@ -182,8 +182,9 @@ is_unordered(mm_frames *f, mm_device_stream stream)
 
 /* --- writes at home ------------------------------------------------------------------------- */
 
-/* Drops the parts from `first` on that are not in use, and makes later copies inward wait for
- * `written`. After a failure nothing is loaded before the device was waited for. Under the lock. */
+/* Drops the parts from `first` to before `end` that are not in use, and makes later copies inward
+ * wait for `written`. After a failure no part is loaded until the device has been waited for.
+ * Under the lock. */
 static int
 forget_copies(mm_frames *f, uint32_t first, uint32_t end, const mm_release_list *written,
               mm_status *st)
@@ -236,8 +237,8 @@ follow_writes(mm_frames *f, uint32_t first, uint32_t end, mm_device_stream strea
     return rc;
 }
 
-/* True if no frame has contents from before a write at home. Outside of rounds, code of the caller
- * may have written the part since its last use. */
+/* Drops frames that may be older than their homes; false on failure. Outside of rounds, the caller
+ * may have written the part at home since its last use. */
 static bool
 have_followed(mm_frames *f, uint32_t part, mm_device_stream stream)
 {
@@ -291,8 +292,7 @@ mm_frames_acquire(mm_frames *f, uint32_t part, bool writes, CUstream stream)
     return use;
 }
 
-/* Ends a use, and drops the part with the last one if it was written at home meanwhile. Under the
- * lock. */
+/* Ends a use. The last end drops a part that was written at home meanwhile. Under the lock. */
 static void
 end_hold(mm_frames *f, uint32_t number)
 {
@@ -343,9 +343,9 @@ let_go(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_status *st)
     return rc;
 }
 
-/* Forgets the ends that have passed, if a part has many: a part that stays would keep an end for
- * each stream that ever used it. The part is in use. Not under the lock: a host function may run in
- * the query. */
+/* Forgets ends of uses that have passed, if a part has many ends: a part that is never evicted
+ * would keep an end for each stream that ever used it. The part is in use. Queries without the
+ * lock, because a host function may run during a query. */
 static void
 prune_ends(mm_frames *f, uint32_t number)
 {
@@ -380,7 +380,7 @@ release_entered(mm_frames *f, uint32_t number, bool written, bool goes_on, mm_de
     mm_release_list *ended;
     int rc;
 
-    /* The end of a use in a graph would be no end for others. Another failure is met again later. */
+    /* A captured end would be no end for other streams. Other failures come again below. */
     if (mm_stream_refuse_capture_in(f->cu, stream, "the end of a use", st) < 0
         && st->kind == MM_CAPTURING) {
         return -1;
@@ -463,7 +463,7 @@ mm_frames_changed(mm_frames *f, uint32_t part, CUstream stream, mm_status *st)
     return rc;
 }
 
-/* The event stands behind all copies home that were queued before. */
+/* Records all_sent behind all copies home that are queued so far. */
 static int
 mark_copies_home(mm_frames *f, mm_status *st)
 {
@@ -471,8 +471,8 @@ mark_copies_home(mm_frames *f, mm_status *st)
     return 0;
 }
 
-/* Without a stream, the host waits: not under the lock, as others may queue what it waits for. An
- * event that they record meanwhile stands behind more copies. */
+/* Without a stream, the host waits. It waits without the lock, because other threads may queue
+ * what it waits for. If they record the event again meanwhile, the wait covers more copies. */
 static int
 settle_entered(mm_frames *f, const mm_device_stream *stream, mm_status *st)
 {

@@ -28,7 +28,7 @@ typedef struct {
 
 typedef struct {
     size_t room;
-    uint32_t *present; /* the parts that are there, by their offsets */
+    uint32_t *present; /* the parts that are there, in the order of their offsets */
     size_t count, capacity;
 } mm_placement;
 
@@ -44,15 +44,15 @@ mm_place_end(size_t offset, size_t bytes)
 /* Lets `count` parts be present at once. */
 MM_NODISCARD int mm_placement_reserve(mm_placement *p, size_t count, mm_status *st);
 
-/* Finds the offset for a part, for which only parts with a distance of at least `least` go. False
- * if there is none. */
+/* Finds the offset for a part. Only parts with a distance of at least `least` may be evicted for
+ * it. False if there is no such offset. */
 bool mm_placement_find(const mm_placement *p, const mm_place *places, size_t bytes, uint32_t least,
                        size_t *offset);
 
-/* Takes out the first part that lies in the bytes from `offset` on; MM_UNEXPECTED without one. */
+/* Takes out the first part that lies in the bytes from `offset` on; MM_UNEXPECTED if none does. */
 uint32_t mm_placement_take(mm_placement *p, mm_place *places, size_t offset, size_t bytes);
 
-/* Puts a part there, where nothing else is. */
+/* Puts a part at an offset where no other part lies. */
 void mm_placement_put(mm_placement *p, mm_place *places, uint32_t part, size_t offset);
 
 #endif

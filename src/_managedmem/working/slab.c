@@ -40,7 +40,7 @@ unlist_slab(const mm_slab *slab)
     (void)pthread_mutex_unlock(&slabs_mutex);
 }
 
-/* One without a holder is about to leave. */
+/* False for a slab without a holder, which is about to be freed. */
 static bool
 add_holder(mm_slab *slab)
 {
@@ -115,7 +115,7 @@ mm_slab_on_device(mm_driver *cu, int device, size_t size, bool can_suspend, mm_s
     return slab;
 }
 
-/* Maps memory of nobody else, or of a file, and makes it a slab. */
+/* Maps private memory, or that of a file if `file` is not negative, and makes it a slab. */
 static mm_slab *
 map_slab(int device, size_t size, int file, mm_status *st)
 {
@@ -157,7 +157,7 @@ mm_slab_of_file(int device, int file, mm_status *st)
     const int seals = fcntl(file, F_GET_SEALS);
     struct stat facts;
 
-    /* A read of what was cut off would be SIGBUS. Files on disks have no seals. */
+    /* A read behind the end of a shrunk file would be SIGBUS. Files on disks have no seals. */
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(file, &facts) < 0
         || facts.st_size <= 0) {
         (void)mm_fail(st, MM_BAD_VALUE,
@@ -228,7 +228,7 @@ wait_for_readers(mm_driver *cu, mm_slab *slab)
     return code;
 }
 
-/* Unlocks memory of the host behind a wait for kernels that read it over the bus, as
+/* Unlocks memory of the host after a wait for kernels that read it over the bus, because
  * cuMemHostUnregister does not wait. Memory that stays locked stays mapped. In a relaxed scope. */
 static CUresult
 unlock_memory(mm_driver *cu, mm_slab *slab)
@@ -245,8 +245,9 @@ unlock_memory(mm_driver *cu, mm_slab *slab)
     return code;
 }
 
-/* False if the memory can be freed later: only in a host function, because after other failures the
- * memory may be free, and somebody else may have the address. In a relaxed scope. */
+/* Frees the memory. False if it has to be freed later, which happens only in a host function:
+ * after other failures the memory may be free already, and its address may have a new owner. In a
+ * relaxed scope. */
 static bool
 give_up(mm_driver *cu, mm_slab *slab)
 {

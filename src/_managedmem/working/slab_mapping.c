@@ -18,7 +18,7 @@ device_of(const mm_slab *slab)
     return mm_location(CU_MEM_LOCATION_TYPE_DEVICE, slab->device);
 }
 
-/* Calls whose failure leaves nothing else to do have a second attempt. */
+/* This function and the next two repeat a failed call, as nothing else can be done about it. */
 static void
 release(mm_driver *cu, CUmemGenericAllocationHandle memory)
 {
@@ -43,7 +43,7 @@ unmap(mm_driver *cu, CUdeviceptr start, size_t bytes)
     }
 }
 
-/* Lets the device reach memory at an address. On failure nothing is there. */
+/* Maps memory at an address for the device. On failure nothing is mapped there. */
 static int
 map(mm_driver *cu, const mm_slab *slab, CUdeviceptr start, size_t bytes,
     CUmemGenericAllocationHandle memory, mm_status *st)
@@ -107,8 +107,8 @@ copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t bytes, mm_status *s
     return 0;
 }
 
-/* Waits for all work before memory goes below it, with further attempts. Where all fail, the
- * context has no work any more. */
+/* Waits for all work before its memory is unmapped, with further attempts. If all attempts fail,
+ * the context has no work any more. */
 static CUresult
 wait_for_work(mm_driver *cu)
 {
@@ -120,7 +120,7 @@ wait_for_work(mm_driver *cu)
     return code;
 }
 
-/* Copies the end of a slab, as much as its home has, to the end of memory that is mapped nowhere. */
+/* Copies the last at_home bytes of a slab to the end of memory that is not mapped anywhere. */
 static int
 copy_aside(mm_driver *cu, const mm_slab *slab, CUmemGenericAllocationHandle memory, size_t bytes,
            mm_status *st)
@@ -153,7 +153,7 @@ has_calls(const mm_driver *cu)
            && cu->MemMap != NULL && cu->MemSetAccess != NULL && cu->MemUnmap != NULL;
 }
 
-/* Memory of the host is asked for by its node, which older drivers need. */
+/* Stores the location of memory of the host as a NUMA node, which older drivers need. */
 static int
 find_host(mm_driver *cu, mm_slab *slab, mm_status *st)
 {
@@ -255,7 +255,7 @@ mm_slab_unmap(mm_driver *cu, mm_slab *slab)
 
 /* --- going and coming back ---------------------------------------------------------------- */
 
-/* Waits for the work that uses the memory. A capture would break. In a scope. */
+/* Waits for the work that uses the memory. MM_REFUSED if a stream captures. In a scope. */
 static int
 wait_for_uses(mm_driver *cu, mm_status *st)
 {
@@ -272,7 +272,7 @@ wait_for_uses(mm_driver *cu, mm_status *st)
     return 0;
 }
 
-/* The home stays for the next time, unless that needs another size. In a scope. */
+/* Creates the home, unless there is one of this size from the last suspension. In a scope. */
 static int
 make_home(mm_driver *cu, mm_slab *slab, size_t bytes, mm_status *st)
 {

@@ -176,7 +176,7 @@ mm_releases_join(mm_release_list *list, mm_release_list *behind)
     return list;
 }
 
-/* A query that fails says nothing: a host function may not ask. */
+/* A query that fails says nothing about the work: in a host function CUDA refuses all queries. */
 mm_release_list *
 mm_releases_take_passed(mm_driver *cu, mm_release_list **list)
 {

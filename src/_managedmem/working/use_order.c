@@ -1,8 +1,8 @@
-/* use_order.c: the uses to expect of parts: the next ones, from a given round or learned followers, and
- * their rates and regularity.
+/* use_order.c: the expected uses of parts, from a given round or from learned followers, and the
+ * rate and regularity of uses.
  *
- * The next use is predicted from the last two, which show the direction of a loop that goes
- * forward and then back, or else from the last one. A use that never had a follower is expected to
+ * The next use is predicted from the last two uses, which show the direction of a loop that goes
+ * forward and then back, or else from the last use. A use that never had a follower is expected to
  * be followed by a use of the part that was added next. */
 #include "use_order.h"
 
@@ -14,7 +14,7 @@
 enum {
     PLACES_FOR_A_PART = 8,
     LEAST_PLACES = 64,
-    FEWER = 4, /* the table is made smaller where this part of it is enough */
+    FEWER = 4, /* the table is made smaller if 1 / FEWER of it is enough */
     MOST_PROBES = 8,
     LEAST_DOUBT = 2,
     MOST_DOUBT = 3
@@ -133,8 +133,8 @@ learn_pair(mm_use_order *o, const mm_followed_pair *pair)
     }
 }
 
-/* Makes the table larger for more parts, and smaller for far fewer. Without memory it stays as it
- * is: it only forgets. */
+/* Makes the table larger for more parts, and smaller for far fewer. Without memory the table stays
+ * as it is, which only makes it forget more pairs. */
 static void
 fit_pairs(mm_use_order *o)
 {
@@ -193,8 +193,8 @@ take_number(mm_use_order *o)
     return part;
 }
 
-/* The neighbours of a part in the list, or the ends of the list, are joined to it, or
- * without it. */
+/* Sets the links that lead to a part, in its neighbours or at the ends of the list: to the part
+ * itself when it is added, and past it when it is removed. */
 static void
 link_neighbours(mm_use_order *o, mm_added_part ends, uint32_t next, uint32_t previous)
 {
@@ -338,7 +338,8 @@ mm_use_order_trust(const mm_use_order *o)
 
 /* --- removing ----------------------------------------------------------------------------- */
 
-/* Learns (before, behind) in place of (before, use), which `behind` followed, and (use, behind). */
+/* Once `use` is removed, a run of (first, use, next) becomes the pair (first, next). Learns that
+ * pair, with the follower of (use, next). */
 static void
 join_pairs(mm_use_order *o, uint32_t use)
 {
@@ -355,8 +356,8 @@ join_pairs(mm_use_order *o, uint32_t use)
     }
 }
 
-/* The follower of a pair once its follower `use` is gone. If that is the second use of the pair
- * itself, as at the end of a loop that turns, two uses of it are then in a row. */
+/* A pair with a new follower, because its follower `use` is removed. If the new one is the second
+ * use of the pair itself, as where a loop turns back, that use then comes more often in a row. */
 static mm_followed_pair
 pair_without(const mm_use_order *o, const mm_followed_pair *pair, uint32_t use)
 {
@@ -463,7 +464,7 @@ changed_trust(int trust, bool right)
     return trust / 2;
 }
 
-/* Experts that are chosen at run time are foreseeable inside, and not at their ends. */
+/* In an expert chosen at run time, the next use is foreseeable; behind its end it is not. */
 static void
 note_doubt(uint8_t *doubt, bool right)
 {
@@ -540,10 +541,10 @@ mm_use_order_note(mm_use_order *o, uint32_t part, bool reads)
 /* --- rates -------------------------------------------------------------------------------- */
 
 enum {
-    ROUNDS = 3, /* of as many uses as there are parts: after these, a use counts half */
+    ROUNDS = 3, /* of as many uses as there are parts; after this many, a use counts half */
     IRREGULAR = 2,
     MOST_SURPRISES = 3,
-    TOLERANCE = 8 /* this part of a distance */
+    TOLERANCE = 8 /* distances are alike if they differ by 1 / TOLERANCE at most */
 };
 
 static bool
