@@ -1,6 +1,6 @@
 """Builds the extension and the emulated driver; everything else is in pyproject.toml.
 
-The project's addresses come from the workflow that publishes, in the variables of GitHub.
+The project's addresses come from GitHub's variables in the workflow that publishes.
 
 Switches, all through the environment: MANAGEDMEM_SANITIZE=address,undefined (or thread) adds those
 sanitizers, MANAGEDMEM_WERROR=1 turns warnings into errors, MANAGEDMEM_DEBUG=1 keeps assertions,
@@ -38,8 +38,8 @@ To use another compiler, set the environment variable CC."""
 
 
 def project_urls():
-    """The addresses that the source package names, or else those of the GitHub repository whose
-    workflow builds. A clone does not know where it is published."""
+    """The addresses that PKG-INFO of a source package names, or else those of the GitHub repository
+    whose workflow builds. A plain clone has none of these."""
     repository = os.environ.get("GITHUB_REPOSITORY")
     if not repository or Path("PKG-INFO").exists():
         about = Path("PKG-INFO").read_text() if Path("PKG-INFO").exists() else ""
@@ -55,7 +55,8 @@ def project_urls():
 
 
 def description(urls):
-    """The README, with whole addresses if they are known: an index shows no files beside it."""
+    """The README. Its links become absolute if the project's address is known, because an index
+    shows no files beside it."""
     text = Path("README.md").read_text(encoding="utf-8")
     home = urls.get("Homepage")
     if home is None:
@@ -101,7 +102,8 @@ def compiler_is_zig():
 
 
 def is_fresh(target, command):
-    """Whether an object is that of this command, and younger than all that it was made of."""
+    """Whether an object was made by this command, and is younger than all files that it was made
+    of."""
     made = Path(target + ".made")
     try:
         files = Path(target + ".d").read_text().replace("\\\n", " ").split()[1:]
@@ -114,7 +116,7 @@ def is_fresh(target, command):
 def compile_in_parallel(
     self, sources, output_dir, macros, include_dirs, debug, extra_postargs, **_
 ):
-    """In place of the compile of setuptools, which makes all objects again, one after the other."""
+    """Replaces the compile() of setuptools, which makes all objects again, one after the other."""
     _, objects, after, options, build = self._setup_compile(
         output_dir, macros, include_dirs, sources, [], extra_postargs
     )
@@ -158,8 +160,8 @@ class BuildExt(build_ext):
                 ) from None
 
     def drop_search_paths(self):
-        """Removes the library path that Pythons built from source pass to extensions. The driver
-        would be searched there first, on every machine with the package."""
+        """Removes the library path that Pythons built from source pass to extensions. With it,
+        every machine with the package would search the driver there first."""
         self.compiler.linker_so = [
             argument
             for argument in self.compiler.linker_so
@@ -171,8 +173,8 @@ class BuildExt(build_ext):
         an optimizing compiler, and would hide calls from a sanitizer. Debug information has paths
         of this machine, so it is made only on request (-g in CFLAGS, or MANAGEDMEM_DEBUG).
 
-        -fstack-protector is for arrays of characters, where texts overflow; -strong would cost the
-        shortest calls 8 % more instructions. Other arrays have MM_GUARD_ARRAYS."""
+        -fstack-protector guards arrays of characters, where texts overflow. Its -strong form would
+        cost the shortest calls 8 % more instructions. MM_GUARD_ARRAYS is for other arrays."""
         flags = [*self.compiler.compiler_so, *own]
         level = [flag for flag in flags if flag.startswith("-O")][-1:]
         sanitized = any(flag.startswith("-fsanitize") for flag in flags)
@@ -208,7 +210,7 @@ if sanitize := os.environ.get("MANAGEDMEM_SANITIZE"):
     link_args.append(f"-fsanitize={sanitize}")
 cover_compile, cover_link = [], []
 if os.environ.get("MANAGEDMEM_COVERAGE"):
-    # Threads count in the same words; a line whose only count is lost would look uncovered.
+    # Threads share the counters: if a line loses its only count, it looks uncovered.
     cover_compile = ["--coverage", "-O0", "-fprofile-update=atomic"]
     if sanitize:  # without the checks that gcov would count as branches
         absent = "bool,enum,integer-divide-by-zero,nonnull-attribute,returns-nonnull-attribute"

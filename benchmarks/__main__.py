@@ -140,9 +140,9 @@ GROUPS = {
         ("npbench",),
     ),
 }
-# Those that the emulated driver can run: they check bytes too.
+# The groups that the emulated driver can run, because they check bytes too.
 EMULATED_GROUPS = {"attribution", "experts", "tracing", *models.GROUPS}
-# The one table that needs no GPU.
+# Includes the group that only --emulator measures.
 ALL_GROUPS = {
     **GROUPS,
     "instructions": Group(

@@ -1,7 +1,7 @@
 """Dividing the events of a trace among memories: time and memory. Needs no GPU and no driver.
 
 The program of attribution.c makes a trace in which every event belongs to a different memory from
-the one before, one memory in four follows another one at its address, and one event in eight is
+the one before, one memory in four takes the address of an earlier one, and one event in eight is
 late.
 
 python -m benchmarks.attribution prints this table alone.

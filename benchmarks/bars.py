@@ -1,7 +1,7 @@
 """Draws the time and the memory of each way to run a language model, as bars.
 
-The picture has no background, and colours of text that follow the page's scheme, so that it can be
-read on light and dark pages. Its text is large enough for a width of 400 pixels.
+The picture has no background, and its text follows the colour scheme of the page, so that it can be
+read on light and dark pages. The text is large enough for a width of 400 pixels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ text { font: 15px system-ui, sans-serif; fill: #1f2328 }
 
 
 def bar(y: int, value: float, most: float, kind: str, unit: str) -> str:
-    """One bar with its number; one that is longer than the picture ends at its edge."""
+    """One bar with its number. A bar that is longer than the picture ends at its edge."""
     room = WIDTH - LEFT - RIGHT
     length = room * min(1.0, value / most)
     number = f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"

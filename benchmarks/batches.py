@@ -1,7 +1,7 @@
 """Several ranges at once: `dispatch="auto"` beside a loop, a batch and one call over all.
 
 Each time is that of the whole operation, from the call to the end of the work on the stream, with
-`defer=False`; "deferring" is a group of its own. The same C code reads the clock and waits for all.
+`defer=False`; "deferring" is a group of its own. The same C code times all contenders and waits.
 `ours` is one call of the function, which reads its sequence of buffers each time; `plan` is
 `PrefetchPlan.execute`, whose arrays are filled beforehand, like those of the bare forms.
 """
@@ -24,7 +24,7 @@ from .measure import KIB, MIB, Contender, Result, Row, side_by_side
 
 COUNTS = (1, 2, 8, 64)
 SIZES = (4 * KIB, 64 * KIB, MIB, 2 * MIB, 8 * MIB)
-BETWEEN = (32, 2 * MIB)  # one more count and size, with a goal of its own
+BETWEEN = (32, 2 * MIB)  # one more count, with one of the sizes
 LARGEST = 256 * MIB  # of all ranges and the gaps between them
 NEED = LARGEST
 FORMS = ("loop", "batch", "one call")
@@ -45,7 +45,7 @@ MOVES = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranges of one size in one allocation, adjacent or with gaps as large as they are."""
+    """Ranges of one size in one allocation, adjacent or with gaps of the same size."""
 
     whole: managedmem.ManagedBuffer
     ranges: list[managedmem.ManagedBuffer]
@@ -74,8 +74,8 @@ class Cell:
     def prepare(self) -> None:
         """Move all ranges to their start, range by range.
 
-        After one call over all of them, a driver may keep an old last prefetch location of some
-        (conformance: records).
+        After one call over all ranges, a driver can keep an old last prefetch location for some of
+        them (topic "records" of the conformance program).
         """
         stream = self.layout.stream
         for part in self.layout.ranges:
@@ -179,7 +179,7 @@ def best_of_bare(row: Row) -> Result:
 
 
 def verdict(row: Row, name: str) -> str:
-    """Within the goal, above it by less than the quartiles of both times, or above it.
+    """Within the goal, above it by less than both times vary, or above it.
 
     The same bare call to a device can take three times as long from one run to the next.
     """
@@ -204,7 +204,7 @@ def judged(row: Row) -> Row:
 def measure(
     repetitions: int = 21, sizes: Sequence[int] = SIZES, counts: Sequence[int] = COUNTS
 ) -> Iterator[Row]:
-    """A row for each cell of the matrix, and for those between."""
+    """A row for each cell of the matrix, and for those of BETWEEN."""
     count, size = BETWEEN
     with managedmem.Stream() as stream:
         every = chain(layouts(stream, sizes, counts), layouts(stream, (size,), (count,)))

@@ -1,7 +1,7 @@
 """Many copies of 64 KiB at once: a loop of `copy_from`, `managedmem.copy`, and cuda.core's batch.
 
-Each time is from the call to the end of the work on the stream. "hint" tells where the source is,
-which the driver does not look up for a copy.
+Each time is from the call to the end of the work on the stream. "hint" tells the driver where the
+source is, because it does not look this up for a copy.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Experts that a router chooses: how often a group is loaded, beside other policies.
 
-The groups of a WorkingSet are the experts of a model's layers, of which a token uses two in each.
+The groups of a WorkingSet are the experts of a model's layers; a token uses two in each layer.
 Loads are counted, so that every driver gives the same numbers. The other policies are simulated
-over the same uses, with as many groups on the device: "LRU" keeps the latest, "farthest next use"
-knows the future, and is the least that is possible.
+over the same uses, with as many groups on the device: "LRU" keeps the groups that were used last,
+and "farthest next use" knows the future, so that its loads are the fewest that are possible.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def loads_of_set(uses: Sequence[int]) -> int:
 
 
 def loads_of_policy(uses: Sequence[int], ahead: bool) -> int:
-    """The loads if the group goes whose last use is the earliest, or the next one the latest."""
+    """The loads if the group leaves whose last use is the earliest or, with `ahead`, whose next use
+    is the latest."""
     room = (max(uses) + 1) // SHARE
     following = [len(uses)] * len(uses)
     seen: dict[int, int] = {}

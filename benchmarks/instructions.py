@@ -1,9 +1,9 @@
 """Instructions of one call, counted by valgrind's callgrind on the emulated driver: no GPU needed.
 
 Counts hardly vary between runs, so two commits can be compared. The emulated driver's own
-instructions do not count. One process under valgrind runs each operation of the group "overhead"
-few times and many times, and marks the ends of both runs. valgrind writes the count between two
-marks; the difference of the two counts has only the repeated part.
+instructions do not count. One process under valgrind runs each operation of the group "overhead" a
+few times and then many times, and marks the ends of both runs. valgrind writes the count between
+two marks; the difference of the two counts has only the repeated part.
 
 python -m benchmarks.instructions LIBRARY is that process; it is useless outside valgrind.
 """
@@ -35,12 +35,12 @@ DESCRIPTION = (
 FEW, MANY = 50, 150  # runs of an operation
 WARM_UP = 64  # enough for the interpreter to specialise the code
 SOURCE = Path(__file__).with_name("counted.c")
-# The function in it to call, and the one before which valgrind writes a file.
+# The function in it that Python calls, and the one at whose start valgrind writes a file.
 MARK, MARKED = "benchmarks_mark", "benchmarks_marked"
 EMULATOR = "libmanagedmem_emulator.so"
-LOOP = "pass"  # the loop itself, taken off
+LOOP = "pass"  # the loop itself, whose count is subtracted
 
-# Growth that fails: more than both.
+# Growth by more than both of these fails.
 ALLOWED_PART, ALLOWED_COUNT = 0.05, 50
 
 
@@ -62,7 +62,7 @@ def statements() -> dict[str, tuple[str, int]]:
 
 
 def counted(code: str, names: dict[str, Any], mark: Callable[[], object]) -> None:
-    """Run a statement few times and many times, with marks at the ends."""
+    """Run a statement a few times and many times, with marks at the ends."""
     timer = timeit.Timer(code, globals=names)
     timer.timeit(WARM_UP)
     mark()

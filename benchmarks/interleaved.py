@@ -1,8 +1,8 @@
 """Whole steps of several contenders measured in turn, and the ratios of neighbouring measurements.
 
-A contender may need a state of its own, such as advice. It is entered, runs its step once untimed,
-so that pages are where its steps leave them, then timed, and left again. One contender can be the
-step as tune() leaves it.
+A contender may need a state of its own, such as advice, which it enters before a measurement and
+leaves after it. Its step runs once untimed, so that pages are where its steps leave them, and then
+timed. One contender can be the step as tune() leaves it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .measure import Result, Row, elapsed, nothing, reason
 
 Results = tuple[NDArray[Any], ...]
 Tune = Callable[..., Any]  # managedmem.tune, or a stand-in of tests
-Times = dict[str, list[float]]  # nanoseconds; those of one index were measured one after another
+Times = dict[str, list[float]]  # nanoseconds; times with the same index are neighbours
 
 MEDIAN, LOW, HIGH = "median", "95 % from", "to"  # the columns of a ratio
 TOLERANCE = 1e-4
@@ -80,7 +80,7 @@ def tuned(
 
 
 def copied(results: Results) -> Results:
-    """Copies, which the next step does not overwrite. The originals are spoiled."""
+    """Copies, which the next step does not overwrite. The originals are set to 0."""
     copies = tuple(np.array(array) for array in results)
     for array in results:
         array.fill(0)
@@ -111,7 +111,7 @@ def compare(steps: dict[str, Step]) -> None:
 
 
 def interleaved(steps: dict[str, Step], repetitions: int) -> Times:
-    """The times of each, measured in turn, each repetition beginning with another one."""
+    """The times of all, measured in turn; each repetition begins with another contender."""
     compare(steps)
     times: Times = {name: [] for name in steps}
     names = list(steps)
@@ -129,9 +129,9 @@ def interleaved(steps: dict[str, Step], repetitions: int) -> Times:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The bounds of the median with at least 95 %, if the values are at least six."""
+    """The interval of the median with at least 95 %, if there are at least six values."""
     ordered, count = sorted(values), len(values)
-    outside, below = 0.0, 0  # the values to leave out on each side, and how likely that is wrong
+    outside, below = 0.0, 0  # the chance to be wrong on one side, and the values left out there
     while below < (count - 1) // 2:
         outside += comb(count, below) / 2.0**count
         if outside > 0.025:
@@ -142,7 +142,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratios(operation: str, slower: Sequence[float], faster: Sequence[float], note: str = "") -> Row:
-    """How many times as fast the second one is, by pairs."""
+    """How many times as fast the second contender is, by pairs of neighbouring times."""
     values = [one / other for one, other in zip(slower, faster, strict=True)]
     low, high = interval(values)
     results = {MEDIAN: Result.of(values), LOW: Result(low), HIGH: Result(high)}

@@ -121,7 +121,7 @@ def module_row(stream: managedmem.Stream, count: int, repetitions: int) -> Row |
 
 
 def all_rows(repetitions: int, counts: Sequence[int]) -> Iterator[Row | None]:
-    """Those of the modules can be missing."""
+    """All rows; those of the modules are None without torch."""
     with managedmem.Stream() as stream:
         for before, after, adjacent in MOVES:
             for count in counts:

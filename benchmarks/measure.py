@@ -22,7 +22,7 @@ PEERS = (
     *("cuda.core", "cuda.bindings", "CuPy", "numba", "ctypes"),
     *("accelerate", "diffusers leaf", "diffusers block"),
 )
-# Those that may fail, as a part of the result. Ours and the bare call must not.
+# Contenders that may fail, as a part of the result. Ours and the bare call must not fail.
 MAY_FAIL = {*PEERS, "torch", "CUPTI", "page faults"}
 UNFINISHED = "not finished"  # the operation of a row for the rest of a group that failed
 
@@ -34,7 +34,7 @@ class Result:
     median: float
     spread: float = 0.0  # half the distance between the quartiles, as a part of the median
     count: int = 1  # of repetitions; 0 where only the median and the spread were kept
-    least: float | None = None  # of several, which other work on the machine disturbs least
+    least: float | None = None  # of several: other work on the machine disturbs it least
 
     @property
     def varies(self) -> bool:
@@ -75,7 +75,7 @@ class Row:
 
 
 def statement(code: str, names: dict[str, Any]) -> Contender:
-    """Times one run of the statement, the loop taken off."""
+    """Times one run of the statement, without the loop."""
     timed, empty = timeit.Timer(code, globals=names), timeit.Timer("pass")
 
     def run(count: int) -> float:
@@ -112,7 +112,7 @@ def side_by_side(
 ) -> Row:
     """Measure all contenders in turn, repeatedly, so that a drift of the machine affects all.
 
-    One that fails is left out and named.
+    A contender that fails is left out and named.
     """
     values: dict[str, list[float]] = {name: [] for name in contenders}
     failed: dict[str, str] = {}

@@ -56,7 +56,7 @@ PROGRAMS = (
 
 
 def module_at(path: Path) -> ModuleType:
-    """The module of a file, which is not installed."""
+    """The module in a file that is not installed."""
     spec = importlib.util.spec_from_file_location(f"npbench_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
@@ -110,7 +110,7 @@ class ManagedArrays:
         return self.cupy.empty(like.shape, like.dtype)
 
     def on_host(self, array: Any) -> NDArray[Any]:
-        """The same memory, as long as the array lives."""
+        """The same memory as a NumPy array, which keeps the device's array alive."""
         if not array.flags.c_contiguous:
             raise ValueError("the array is not contiguous")
         memory = ManagedBuffer.from_handle(array.data.ptr, array.nbytes, owner=array)
@@ -144,7 +144,7 @@ class Phases:
             np.copyto(self.host[name], array)
 
     def run(self) -> None:
-        self.outputs.clear()  # so that its memory can be used again
+        self.outputs.clear()  # so that their memory can be used again
         with self.memory.allocating():
             returned = self.function(*self.arguments)
         self.memory.wait()

@@ -23,7 +23,7 @@ class Operation:
     title: str
     loop: str | None
     size: int
-    goal: float | None  # ns above the bare call, or in all without one
+    goal: float | None  # ns above the bare call; without a bare call, ns in all
     statements: dict[str, str]
 
 

@@ -57,7 +57,8 @@ def core_on_gpu() -> ModuleType | None:
 
 
 def cuda_core(stream: managedmem.Stream, *bufs: managedmem.ManagedBuffer) -> dict[str, Any]:
-    """cuda.core's objects over our memory: driver 580 refuses advice on its own pool memory."""
+    """cuda.core's objects over our memory: driver 580 refuses advice on memory of cuda.core's
+    pool."""
     core = core_on_gpu()
     if core is None:
         return {}

@@ -1,9 +1,9 @@
 """A loop over several buffers: the host prepares one while others move and the GPU works.
 
-Each step writes a buffer on the host, prefetches it to the GPU and queues work on it; waits for the
-work on the previous buffer and prefetches that one to the host; and reads the one before. So every
-prefetch meets an idle stream, and the thread works while pages move. The GPU's work is a fill of
-the whole buffer, the same for all.
+Each step writes a buffer on the host, prefetches it to the GPU and queues work on it. Then it waits
+for the work on the previous buffer, and prefetches that buffer to the host. Last, it reads the
+buffer before the previous one. So every prefetch meets an idle stream, and the thread works while
+pages move. The GPU's work is a fill of the whole buffer, for all contenders.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Pipeline:
         runtime = peers.cupy_runtime()
         if runtime is None:
             return None
-        host_device = -1  # CUDA's name for the host in this call, until 12
+        host_device = -1  # the name of the host in this call, up to CUDA 12
 
         def move(i: int, to_device: bool) -> None:
             buf, stream = self.bufs[i], self.streams[i].handle

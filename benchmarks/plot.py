@@ -50,7 +50,7 @@ def bars(axes: Any, rows: list[Row]) -> None:
 
 
 def draw(results: Report, path: Path) -> None:
-    """Language models; or deferring as lines, and jobs as bars below them."""
+    """Draw language models; or else deferring as lines, with jobs as bars below."""
     if results.groups.get("language"):
         path.write_text(picture(results), encoding="utf-8")
         print(f"written: {path}")

@@ -17,7 +17,7 @@ def say(text: str) -> None:
 
 
 def rows_of(name: str, group: Group, options: dict[str, Any]) -> list[Row]:
-    """The rows of a group; if it fails, those before, and one with the reason."""
+    """The rows of a group. If it fails: the rows before the failure, and one with the reason."""
     rows: list[Row] = []
     start = before = time.monotonic()
     say(f"{name}: {group.title}")

@@ -12,7 +12,7 @@ nanoseconds (or bytes)::
 A number agrees if it is the value rounded to the written digits. With ``within = 0.1`` it may
 differ by that part of the value. An ``[[elsewhere]]`` entry, with ``page``, ``text`` and
 ``source``, is for numbers that no benchmark measures. In README and in docs/, but not in
-docs/results/, each time, rate, share and ratio must be in one of the two.
+docs/results/, each time, rate, share and ratio must be in an entry of one of these kinds.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def on_the_host(buf: managedmem.ManagedBuffer) -> None:
 
 
 def on_the_device(buf: managedmem.ManagedBuffer) -> None:
-    """None is on the host."""
+    """All pages are on the device."""
     buf.prefetch(Device(0))
 
 
@@ -43,7 +43,8 @@ def blocks_in_turn(buf: managedmem.ManagedBuffer) -> None:
 
 
 def by_faults(buf: managedmem.ManagedBuffer) -> None:
-    """On the device, where no prefetch asked for them: hints need a query for each block."""
+    """All pages came to the device by faults: without a prefetch, hints need a query for each
+    block."""
     on_the_host(buf)
     buf.fill(1)
 

@@ -1,7 +1,7 @@
 """Results of a device, brought to the host by this library, by torch, and at the limit of the link.
 
-The pages are on the device before each call. Copies use memory of earlier ones again, so the first
-call of each contender is not measured.
+The pages are on the device before each call. A copy reuses the memory of an earlier copy, so the
+first call of each contender is not measured.
 """
 
 from __future__ import annotations

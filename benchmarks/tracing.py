@@ -1,7 +1,7 @@
 """`managedmem.trace()`: the cost of recording, of its start and end, and its bytes.
 
-A traced step is measured in turn with the same step untraced, with a queue of the kernel module
-that nobody reads, and with CUPTI, where cupti-python is installed.
+A traced step is measured in turn with the same step untraced, and with a queue of the kernel module
+that nobody reads. After these it is measured with CUPTI, where cupti-python is installed.
 
 python -m benchmarks tracing also runs with the emulated driver, whose times mean nothing.
 """
@@ -222,7 +222,7 @@ def with_cupti(row: Row, cupti: Cupti | str, work: Callable[[], None], repetitio
 
 
 def start_and_stop(repetitions: int, size: int = 2 * MIB) -> list[Row]:
-    """The start of a trace and of a bare queue, after the first ones, and their ends."""
+    """The times to start and to stop a trace and a bare queue; the first of each does not count."""
     times: dict[str, tuple[list[float], list[float]]] = {OURS: ([], []), BARE: ([], [])}
     makers: dict[str, Callable[[], Any]] = {OURS: managedmem.trace, BARE: BareQueue}
     with managedmem.empty(size) as buf:
@@ -253,7 +253,7 @@ def leave(_: ManagedBuffer) -> None:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What happens to a buffer, and the bytes that move by it; before it, all is on the host."""
+    """Work on a buffer whose pages are on the host, and the bytes that move by the work."""
 
     title: str
     work: Callable[[ManagedBuffer], object]
@@ -325,7 +325,8 @@ def measure(
     scale: float = 1.0,
     canned: tuple[int, int, int] = (1_000_000, 10_000, 5),
 ) -> Iterator[Row]:
-    """All rows; `scale` times the usual sizes, `canned` are events, memories and rounds."""
+    """All rows. Sizes are `scale` times the usual ones; `canned` are events, memories and
+    rounds."""
 
     def sized(size: int) -> int:
         return int(size * scale) // (2 * MIB) * 2 * MIB

@@ -1,9 +1,9 @@
 """`tune()` beside the placements of experts, on the four programs of um_programs.
 
 Every contender runs the same step on the same arrays: the host fills them, the device computes, the
-host reads the results. Advice is given before the steps and stands during them, for all alike: that
-of the published placements at its points of the first step, ours by tune(). Ours may also discard
-arrays before the phase that overwrites them, which the published programs could not.
+host reads the results. All contenders give their advice before the steps, and it stands during
+them: the published placements around a first fill, as in their programs, and ours by tune(). Ours
+may also discard arrays before the phase that overwrites them. The published programs could not.
 """
 
 from __future__ import annotations

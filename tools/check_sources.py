@@ -1,9 +1,10 @@
-"""Holds the sources to the rules that no compiler checks, and prints what breaks one.
+"""Checks rules for the sources that no compiler checks, and prints what breaks one.
 
     python tools/check_sources.py
 
-Arrows between rooms, circles of files in C and in Python, lengths, names, the places of docstrings
-and of arguments, Python objects in static storage, and the pages that name every source.
+The rules are about includes between rooms, circles of calls in C and of imports in Python, lengths,
+names, the places of docstrings and of arguments, Python objects in static storage, and the pages
+that must name every source.
 """
 
 import ast
@@ -58,9 +59,9 @@ OPERATIONS = [
 C_QUESTIONS = {"what", "how", "way", "which", "about"}
 PYTHON_QUESTIONS = C_QUESTIONS | {"who", "whose"}
 TEST_FOLDERS = {"core", "emulator", "interop", "project", "robustness"}
-# Types only: WorkingGroup.set is one of the sets whose add() makes the group.
+# This import is for types only: WorkingGroup.set is the set whose add() made the group.
 SET_OF_A_GROUP = ("managedmem._working_group", "managedmem._working_set")
-# Types only: the package imports these at their first use, and they import the package.
+# The package imports these for types, or at their first use, and they import the package.
 LATE_MODULES = {f"managedmem.{name}" for name in ("cupy", "megatron", "numba", "torch")}
 
 
@@ -79,7 +80,7 @@ def by_name(files):
 
 
 def said_twice(pairs):
-    """The names that two places have, of pairs of a name and a place."""
+    """A line for each name that two places have; takes pairs of a name and its place."""
     seen = {}
     for name, place in pairs:
         if name in seen:
@@ -221,7 +222,7 @@ def against_layers(calls, layers):
 
 
 def check_topics():
-    """Comments that tell a measurement name its topic of the conformance program."""
+    """A comment about a measurement must name its topic of the conformance program."""
     table = (ROOT / "tests/conformance/conformance.c").read_text()
     topics = set(re.findall(r'^    {"([^"]+)", topic_', table, re.MULTILINE))
     for path, text in c_files("emulator").items():
@@ -305,7 +306,7 @@ def names_made(source):
 
 
 def question_names(source):
-    """The names of a Python source that are questions."""
+    """The names of a Python source that have a question word."""
     return {n for n in names_made(source) if PYTHON_QUESTIONS & {*n.lower().split("_")}}
 
 

@@ -2,9 +2,9 @@
 
     python tools/compile_commands.py NOTED OUTPUT
 
-NOTED holds for each command the folder and the arguments, each followed by a zero byte, then a line
-feed and another zero byte: what printf '%s\\0' "$PWD" "$@" $'\\n' writes. Commands that compile
-nothing are left out.
+NOTED holds, for each command, its folder and its arguments, each followed by a zero byte, and then
+a line feed and another zero byte. This is what printf '%s\\0' "$PWD" "$@" $'\\n' writes. Commands
+that compile nothing are left out.
 """
 
 import json

@@ -4,8 +4,8 @@
     python tools/gpu_suite.py two_devices --record docs/results
 
 - whole: the test suite in one process, with the conformance program among its tests
-- files: each test file in a process of its own, in a random order that --seed repeats; even those
-  of programs such as the examples, whose tests start processes
+- files: each test file in a process of its own, in a random order that --seed repeats; also the
+  files whose tests start programs, such as the examples
   (--jobs 3 runs three files at a time, each with a third of the memory that tests may hold;
   files that measure the whole device run alone, after the others)
 - two_devices: the tests that one device skips
@@ -55,7 +55,7 @@ ALONE = {
     "test_docs",
     "test_frames",
     "test_torch_offload_budget",
-}  # times, or the device's free memory
+}  # they measure times, or the free memory of the device
 PLANTED_FAULT = """
 import cupy
 cupy.cuda.set_allocator(None)
@@ -136,7 +136,7 @@ def need_passed(name, found):
 
 
 def files_of_tests():
-    """Those that need a GPU."""
+    """The test files that use a GPU."""
     found = sorted((ROOT / "tests").glob("**/test_*.py"))
     return [f for f in found if f.parent.name != "project" or f.stem in USING_A_GPU]
 

@@ -2,9 +2,9 @@
 
     python tools/map_tests.py >tests/tests_of_sources.txt
 
-gcov counts what each file of tests runs of src/_managedmem, which takes as long as the suite. Each
-line of a source that tests reach has up to four files that reach it: those that run most lines, and
-run them most often, in the least time.
+gcov counts the lines of src/_managedmem that each file of tests runs, which takes as long as the
+suite. For each line, up to four files that reach it are chosen: those that run most lines, and run
+them most often, in the least time.
 """
 
 import gzip
@@ -53,9 +53,9 @@ def run(tree, counts, test):
 
 
 def weights(tree, counts):
-    """{source: {line: its weight}} of the lines that ran: the logarithm of how often they did.
+    """{source: {line: its weight}} of the lines that ran, by the logarithm of how often they ran.
 
-    gcov finds what the compiler wrote beside the counts.
+    gcov looks for the compiler's notes beside the counts, so a link there leads to them.
     """
     found = {}
     for data in counts.rglob("*.gcda"):

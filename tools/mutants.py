@@ -8,10 +8,10 @@
                                              lines for the list
 
 tests/mutants.txt has a fixed sample of tools/mutations.py. Each mutant is made in a copy of the
-tree: its file is compiled, or all that include it if it is a header, and linked with the objects of
-the others. The test runs in a process of its own. A test that crashes or hangs kills the mutant
-too. Prints how many mutants of each kind are killed. Fails below 90 % overall, or if a listed one
-of the kinds in ALL_KILLED survives.
+tree. Its file, or all that include it if it is a header, is compiled and linked with the unchanged
+objects. The test runs in a process of its own. A test that crashes or hangs kills the mutant too.
+Prints how many mutants of each kind are killed. Fails below 90 % overall, or if a listed mutant of
+the kinds in ALL_KILLED survives.
 """
 
 import argparse
@@ -38,11 +38,11 @@ MAPPED = ROOT / "tests" / "tests_of_sources.txt"  # from tools/map_tests.py
 TESTS_OF_KIND = {"gil": ["tests/robustness/test_gil.py"]}
 GATE = 0.9
 ALL_KILLED = ("rollback", "lock", "gil", "refcount")
-FEW = {kind: max(1, share // 12) for kind, share in SHARES.items()}  # of the lines of a diff
+FEW = {kind: max(1, share // 12) for kind, share in SHARES.items()}  # in the lines of a diff
 WORKERS = 2
 SECONDS = 60  # a test that takes longer hangs; most take one second
 FILE_SECONDS = 300  # a file of tests
-EQUIVALENT = "equivalent, "  # in place of a killer, before the reason why no test can notice it
+EQUIVALENT = "equivalent, "  # stands for a killer, before the reason why no test can notice
 C_TEST_SOURCES = tuple(  # shared by all C tests
     f"tests/c/{name}.c" for name in ("world", "failing_allocations", "counted_waits")
 )
@@ -154,8 +154,8 @@ class Build:
             subprocess.run([*compiler, *C_TEST_INCLUDES, *made, *linked], cwd=self.tree, check=True)
 
     def commands_of(self, file, killers):
-        """The commands that compile a source, or all sources that include a header; of the tests
-        of tests/c only these killers and the files that all share."""
+        """The commands that compile a source, or all sources that include a header. Of the tests of
+        tests/c, only these killers and the files that all tests share are compiled."""
         if file in self.compile:
             return [self.compile[file]]
         commands = dict(self.compile)
@@ -207,7 +207,8 @@ class Place:
             shutil.copytree(build.tree, self.tree, symlinks=True)
 
     def apply(self, mutant, killers):
-        """Makes the change, and compiles what has it over the objects that are linked."""
+        """Makes the change, and compiles the sources that have it into the objects that are
+        linked."""
         file = str(SOURCES / mutant.file)
         source = self.tree / file
         source.write_text(mutant.changed(source.read_text()))
@@ -299,7 +300,7 @@ def run_pytest(tree, log, tests):
         import pytest
 
         environment = test_environment(tree)
-        if all(map(is_one, tests)):  # it may be of any operation; files have a sample of them
+        if all(map(is_one, tests)):  # one test may need any operation; files take a sample
             environment["MANAGEDMEM_SWEEPS"] = "single"
         os.environ.clear()
         os.environ.update(environment)
@@ -392,9 +393,10 @@ def work_through(build, jobs):
 
 
 def show_that_killers_pass(build, killers):
-    """Each passes on the unchanged sources; one that fails or is skipped there shows nothing."""
+    """Each killer must pass on the unchanged sources: a test that fails or is skipped there shows
+    nothing."""
     place = Place(build, 0)
-    place.link_module()  # it may have the last change
+    place.link_module()  # the module may still have the last change
     log = build.folder / "unchanged.log"
     programs = [killer for killer in killers if is_program(killer)]
     tests = [killer for killer in killers if not is_program(killer)]
@@ -411,7 +413,8 @@ def show_that_killers_pass(build, killers):
 
 
 def judge(killed, all_killed=ALL_KILLED, gate=GATE):
-    """The table of kinds, and the kinds that miss their share; `killed` has (kind, whether)."""
+    """The table of kinds, and the kinds that miss their share; `killed` has the kind of each
+    mutant, and whether it was killed."""
     counts = collections.defaultdict(lambda: [0, 0])
     for kind, died in killed:
         counts[kind][0] += died
@@ -428,7 +431,8 @@ def judge(killed, all_killed=ALL_KILLED, gate=GATE):
 
 
 def harmless_change(mutants):
-    """A comment, which the killer of a mutant must not notice, if possible a test in Python."""
+    """A mutation that adds a comment, and a killer that must not notice it, if possible a test in
+    Python."""
     first = min(mutants, key=lambda mutant: is_program(mutants[mutant]))
     comment = first._replace(kind="none", end=first.start, new="/* changed */")
     return comment, mutants[first]
@@ -463,7 +467,8 @@ def named_headers(text):
 
 
 def headers_of(program):
-    """The headers of the sources that a program of tests/c includes, itself or by its models."""
+    """The headers of the sources that a program of tests/c includes, itself or through other files
+    of that folder."""
     named, waiting = set(), [program]
     while waiting:
         new = named_headers(waiting.pop().read_text()) - named - {"world.h"}
@@ -473,8 +478,9 @@ def headers_of(program):
 
 
 def tests_of(mutation):
-    """The programs with the name of its source or with its header, or others of its folder if it
-    has none, the tests that MAPPED has for it, and those of its kind."""
+    """The C programs with the name of its source or with its header, the tests that MAPPED has for
+    its source, and those of its kind. A source without a header counts with the headers of its
+    folder that it includes."""
     file = mutation.file
     source = SOURCES / file
     headers = {str(Path(file).with_suffix(".h"))}
@@ -496,8 +502,8 @@ def tests_of(mutation):
 
 
 def run(build, mutants, all_killed):
-    """Runs {mutant: its killers}; whether enough of them are killed, and what noticed them: one
-    test, or the whole killer if its log names none."""
+    """Runs {mutant: its killers}. Returns whether enough of them are killed, and what noticed them:
+    single tests, or whole killers whose logs name no test."""
     killed, noticed, ok = [], set(), True
     for mutant, killer, end, _ in work_through(build, mutants.items()):
         if killer == "error":
@@ -564,7 +570,7 @@ def main(arguments=None):
     with tempfile.TemporaryDirectory() as folder:
         killers = sorted({killer for tests in mutants.values() for killer in tests})
         build = Build(Path(folder), killers)
-        if options.diff:  # whole files, of which few tests notice anything
+        if options.diff:  # killers are whole files, in which few tests notice anything
             enough, noticed = run(build, mutants, ())
             show_that_killers_pass(build, sorted(noticed))
             return 0 if enough else 1

@@ -1,9 +1,9 @@
 """Small changes to the C, named by their coordinates: python tools/mutations.py [--seed N]
 
 A mutation is one place in src/_managedmem where an operator below fits. Its coordinates are its
-kind, file, function, and number among those of its kind there, so that a list of mutations quotes
-no code. Prints a sample: the places are shuffled with the seed, and each kind takes its share in
-turns from as many files as it can, whatever the tests cover.
+kind, file, function, and number among those of its kind in the function, so that a list of
+mutations quotes no code. Prints a sample: the places are shuffled with the seed, and each kind
+takes its share in turns from as many files as it can, whatever the tests cover.
 """
 
 import argparse
@@ -54,7 +54,7 @@ LOCK = [
 CALL = re.compile(r"^( +)(?! |return\b)[\w>.\-\[\]* ]*(?:= *)?\w+\([^;{}]*\);\n", re.MULTILINE)
 
 
-NOT_CODE = (  # nor what no test can notice
+NOT_CODE = (  # or code whose change no test can notice
     re.compile(r"/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL),
     re.compile(r"\b(?:_Static_assert|static_assert|assert|MM_ASSERT_\w+)\([^;]*\);"),
     re.compile(r"^#ifndef NDEBUG\n.*?(?=^#)", re.MULTILINE | re.DOTALL),
@@ -81,7 +81,7 @@ def close_of(code, at, pair="()"):
 
 
 def operands(code, start, end):
-    """The operands of the && or || outside of brackets between two offsets."""
+    """The operands of the && or || outside of brackets between two offsets; none if both occur."""
     cuts, depth = [], 0
     for i in range(start, end):
         depth += (code[i] in "([{") - (code[i] in ")]}")
@@ -94,7 +94,8 @@ def operands(code, start, end):
 
 
 def conditions(code):
-    """(start, end, new text): takes out an operand, or the whole check if it has one only."""
+    """(start, end, new text) of changes that take out an operand, or a whole check with one
+    operand."""
     for m in re.finditer(
         r"\b(if|while) \(|^ +(?:return\b|\w[\w *>.\-\[\]]* = )", code, re.MULTILINE
     ):
@@ -181,7 +182,7 @@ OPERATORS = {
 
 
 class Mutation(NamedTuple):
-    """A change of the text from `start` to `end`. The file is named from SOURCES on."""
+    """A change of the text from `start` to `end`. The path of the file begins below SOURCES."""
 
     kind: str
     file: str
@@ -205,7 +206,7 @@ class Mutation(NamedTuple):
 
 
 def replacement(text, kind, start, end, new):
-    """The new text with comments and literals, which the code that operators see lacks."""
+    """The new text of a mutation, with the comments and literals that operators do not see."""
     if kind == "gil":
         inner = text[start:end].split("\n")[1:-1]
         return "\n".join(["    {", *inner, "    MM_ASSERT_LEFT();\n    }"])

@@ -1,8 +1,7 @@
 """Runs a notebook on the emulated driver and keeps its outputs: python tools/run_notebook.py FILE
 
 Its pictures that a page of docs/ shows also go to docs/pictures/, named by their cells. Needs
-nbclient, ipykernel and what the notebook imports. Without a driver on the machine nothing needs
-to be set.
+nbclient, ipykernel and what the notebook imports. Chooses the emulated driver itself.
 """
 
 import base64
@@ -43,7 +42,7 @@ def pictures(notebook, name):
 
 
 def shown(pictures):
-    """Those that a page of the documentation names."""
+    """The pictures that a page of the documentation names."""
     text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.rst"))
     return {name: content for name, content in pictures if f"pictures/{name}" in text}
 

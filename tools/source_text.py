@@ -18,7 +18,7 @@ def code_of(text):
 
 
 def without_directives(code):
-    """C without preprocessor lines and what they continue on."""
+    """C without preprocessor lines and the lines that continue them."""
     return blanked(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", code, re.MULTILINE)
 
 
@@ -109,7 +109,8 @@ def imports_between(files):
 
 
 def find_circle(calls):
-    """Files that call each other in a circle, the first one twice; an empty list if none do."""
+    """Files that call each other in a circle, with the first one again at the end; an empty list if
+    none do."""
     finished = set()
 
     def walk(path):
@@ -125,7 +126,8 @@ def find_circle(calls):
 
 
 def depth_of_driver_call(files, start, entry):
-    """The number of functions from one down to the first call of a driver's entry, or None."""
+    """The number of functions on the way from one to the first that calls this entry of the driver,
+    or None."""
     bodies = {}
     for text in files.values():
         lines = code_of(text).splitlines()

@@ -33,7 +33,7 @@ def images() -> tuple[Matrix, bytes]:
 
 
 def training_part(rows: Matrix, labels: bytes) -> tuple[Matrix, list[int]]:
-    """What is left of the images without the held-out ones."""
+    """The images and labels that are not held out."""
     held_out = set(range(len(labels))[digits.HELD_OUT])
     kept = [i for i in range(len(labels)) if i not in held_out]
     return [rows[i] for i in kept], [labels[i] for i in kept]

@@ -11,7 +11,7 @@ from ..measure import MIB, Row
 from ..report import Group
 from . import process
 
-NEED = 64 * MIB  # of managed memory, beside that of the page faults, which they ask for themselves
+NEED = 64 * MIB  # of managed memory; the contenders with page faults check theirs themselves
 BY_HAND = (
     " By hand is pinned memory and a side stream. Each contender has a process of its own; taken is"
     " the most memory of the device that the driver says is taken"

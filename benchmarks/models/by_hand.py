@@ -1,6 +1,7 @@
-"""Weights streamed by hand: modules in a fixed order, pinned, through a few buffers on the device.
+"""Weights streamed by hand: from pinned memory, in a fixed order, through buffers on the device.
 
-As much as the budget has room for beside the buffers stays on the device, evenly along the model.
+The modules that the budget has room for, beside the buffers, stay on the device. They are spread
+evenly along the model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ALIGNMENT = 512
 
 
 def laid_out(tensors: Sequence[Any]) -> tuple[list[int], int]:
-    """The offset of each tensor in one flat buffer, and the bytes of that."""
+    """The offset of each tensor in one flat buffer, and the size of the buffer in bytes."""
     offsets, end = [], 0
     for tensor in tensors:
         offsets.append(end)
@@ -56,7 +57,7 @@ class Ring:
         self.copies += 1
 
     def enter(self, ahead: int) -> int:
-        """The buffer of the next use; so many copies may be queued from this one on."""
+        """The buffer of the next use. Queues copies until so many are queued from this use on."""
         while self.copies < self.uses + ahead:
             self.fill()
         slot = self.uses % len(self.slots)
@@ -104,7 +105,7 @@ class Streamed:
 
 
 def spread_out(count: int, kept: int) -> set[int]:
-    """Of some modules, those that stay on the device, evenly."""
+    """The numbers of the modules that stay on the device, spread evenly."""
     return {int((number + 0.5) * count / kept) for number in range(kept)}
 
 

@@ -60,7 +60,7 @@ def shape(place: Place) -> tuple[int, int, int, int]:
 
 
 class Decoding:
-    """Greedy tokens, by calls of the model or by replays of one that was captured."""
+    """Greedy tokens, by calls of the model or by replays of one captured call."""
 
     def __init__(self, place: Place, model: Any, is_captured: bool) -> None:
         self.place, self.model = place, model
@@ -92,7 +92,7 @@ class Decoding:
             self.graph.replay()
 
     def run(self, tokens: int) -> tuple[list[float], list[Any]]:
-        """The times of tokens behind an empty cache, with a wait after each, and their logits."""
+        """The times of tokens from an empty cache on, with a wait after each, and their logits."""
         self.cache.zero_()
         self.word.fill_(1)
         self.position.zero_()

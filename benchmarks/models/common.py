@@ -33,7 +33,8 @@ class Nothing:
 
 
 class Place:
-    """Runs jobs on a GPU, or, tiny, on the CPU with the emulated driver; share is their size."""
+    """Runs jobs on a GPU or, if `tiny`, on the CPU with the emulated driver. `share` is the size of
+    the models, as a part of the full size."""
 
     def __init__(self, tiny: bool, share: float = 1.0, ordinal: int = 0) -> None:
         self.tiny, self.share, self.ordinal = tiny, share, ordinal
@@ -42,7 +43,7 @@ class Place:
         self.repetitions = 2 if tiny else 3
 
     def layers(self, count: int) -> int:
-        """The layers of a model that has so many at full size."""
+        """The number of layers for a model that has `count` at full size."""
         return max(int(count * self.share), 2)
 
     def wait(self) -> None:
@@ -66,7 +67,7 @@ class Place:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=not self.tiny)
 
     def give_back(self) -> None:
-        """Give what torch keeps of the device's memory back."""
+        """Give the memory of the device that torch keeps back to the driver."""
         if not self.tiny:
             gc.collect()
             torch.cuda.empty_cache()
@@ -78,7 +79,8 @@ class Place:
         return model
 
     def timed(self, step: Step, most: int, seconds: float = 4.0) -> list[float]:
-        """Nanoseconds of each of some steps; the last begins within these seconds."""
+        """Nanoseconds of each step, of at most `most` steps; the last begins within these
+        seconds."""
         found: list[float] = []
         end = time.monotonic() + seconds
         while len(found) < most and (not found or time.monotonic() < end):
@@ -91,7 +93,7 @@ class Place:
 
 
 def nbytes_of(tensors: Iterable[Any]) -> int:
-    """The bytes of parameters, those that are shared once."""
+    """The bytes of parameters; shared ones count once."""
     return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
 
 
@@ -129,9 +131,9 @@ class _Memory(ctypes.Structure):
 
 
 class Meter:
-    """The most bytes that are taken on the device, above those before there is a model.
+    """The most bytes that are taken on the device, above those that were taken before the model.
 
-    By NVML, which holds no lock of CUDA's, or else as cuMemGetInfo counts them.
+    Counted by NVML, which holds no lock of CUDA's, or else by cuMemGetInfo.
     """
 
     def __init__(self, place: Place) -> None:

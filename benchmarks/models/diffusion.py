@@ -1,4 +1,4 @@
-"""A UNet of 1.7 GB in a quarter: four steps of a diffusion model."""
+"""A UNet of 1.7 GB, with a quarter as its budget: four steps of a diffusion model."""
 
 from __future__ import annotations
 

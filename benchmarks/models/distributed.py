@@ -1,7 +1,7 @@
 """Two ranks of torch.distributed: one copy of the weights, shards, and data-parallel training.
 
-Each contender has ranks of its own (`ranks.py`). A row comes as soon as it is measured; a
-contender that fails or hangs is a reason in its row.
+Each contender has ranks of its own (`ranks.py`). A row comes as soon as it is measured. If a
+contender fails or hangs, the row has the reason.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .ranks import WORLD, Process, Rank, Work
 
 NEED = (52 * GIB, 24 * GIB)  # of each device and of the host, at full size
 SECONDS = 215.0  # of all
-LEAST = 5.0  # seconds with which a contender still begins
-SPARE = 20.0  # seconds that are left for a contender which may be missing
+LEAST = 5.0  # seconds; with less time left, no contender begins
+SPARE = 20.0  # seconds; with less time left, one contender is left out
 ROUNDS = 5
 STEPS = 4
 PARTS = {  # of the state, as budgets
@@ -58,7 +58,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Contest:
-    """Contenders that do the same work; the first one's numbers are those to have."""
+    """Contenders that do the same work; all should have the numbers of the first one."""
 
     title: str
     contenders: dict[str, Contender]
@@ -103,7 +103,7 @@ class Course:
 
 
 def difference(mine: list[float], theirs: list[float]) -> float:
-    """The largest, as a part of the largest number."""
+    """The largest difference, as a part of the largest of their numbers."""
     most = max(map(abs, theirs)) or 1.0
     return max(abs(a - b) for a, b in zip(mine, theirs, strict=False)) / most
 
@@ -129,7 +129,7 @@ def available() -> int:
 
 
 class Height:
-    """The most memory of ranks together, between two words that they say."""
+    """The most memory of all ranks together, from their word "loading" to their word "loaded"."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -261,7 +261,7 @@ def rates(rank: Rank, name: str, move: Callable[[], int]) -> dict[str, list[floa
                 moved = move()
             seconds = time.perf_counter() - begin if moved else 0.0
             (total,), (longest,) = rank.sums([float(moved)]), rank.most([seconds])
-            if turn:  # the first one warms up
+            if turn:  # the first turn warms up
                 key = f"{name}@{who if who == 'both' else f'rank {who} alone'}"
                 found.setdefault(key, []).append(total / max(longest, 1e-9))
     return found
@@ -280,7 +280,7 @@ def rows_of_rates(title: str, found: Found) -> Iterator[Row]:
 
 
 def weights(course: Course) -> Iterator[Row]:
-    """4 GiB, in the page cache."""
+    """Rows about 4 GiB of weights, in the page cache."""
     files = Files(Place(course.tiny, course.share), str(course.folder))
     work = Weights(files)
     contenders = {
@@ -297,7 +297,7 @@ def weights(course: Course) -> Iterator[Row]:
 
 
 def moved(rank: Rank) -> Found:
-    """A sum of all ranks over memory of each kind, and copies in both directions at once."""
+    """An all_reduce over memory of each kind, and copies in both directions at once."""
     nbytes = 1 << 16 if rank.place.tiny else 256 << 20
     buffer = managedmem.empty(nbytes)
     own = torch.empty(nbytes, dtype=torch.uint8, device=rank.place.device)
@@ -359,13 +359,13 @@ def moves(course: Course) -> Iterator[Row]:
 
 
 def repeatable() -> None:
-    """Attention has no backward pass otherwise that gives the same numbers again."""
+    """Let the backward pass of attention give the same numbers each time."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def words(rank: Rank, batch: int, length: int) -> Any:
-    """Other words in each rank."""
+    """Words that differ between ranks."""
     if rank.place.tiny:
         batch, length = 2, 16
     ids = torch.arange(batch * length, device=rank.place.device) * 31 + 7 * rank.number
@@ -375,7 +375,7 @@ def words(rank: Rank, batch: int, length: int) -> Any:
 def stepped(
     rank: Rank, meter: Meter, model: Any, optimizer: Any, ids: Any, steps: int, before: int
 ) -> Found:
-    """Steps that are timed, after some that are not; the sums of the losses of all ranks."""
+    """The times of steps, after some that are not timed; the losses are summed over all ranks."""
     losses, whole, alone = [], [], []
     wait = rank.place.wait
 
@@ -478,7 +478,7 @@ def parallel(rank: Rank, kind: str) -> Found:
     if handle is not None and handle.last_error:
         raise RuntimeError(handle.last_error)
     if rank.world == 1:
-        found["numbers"] = []  # of one rank's words
+        found["numbers"] = []  # two ranks have other words
     return found
 
 

@@ -40,12 +40,12 @@ dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 SHAPE = Shape(64, 128, 4, 256, 2)
 SAVED = 8  # steps between two checkpoints
 TIMEOUT = 5.0  # seconds of torch.distributed
-MARGIN = 10.0  # seconds more, after which the other rank hangs
-WRITING = 0.3  # seconds for its stacks
+MARGIN = 10.0  # seconds more, after which the other rank counts as hanging
+WRITING = 0.3  # seconds in which a hanging rank writes its stacks
 STARTING = 45.0  # seconds until a start may have failed
 MOST = 75.0  # seconds of all
 PHASES = ("step", "save", "load", "step")  # of the kills of a job, in turn
-SHORT = 0.05  # seconds at most into a load or a save
+SHORT = 0.05  # seconds at most from the start of a load or a save to a kill
 ENDLESS = 1_000_000
 ERROR = re.compile(  # of torch.distributed, by NCCL or gloo
     r"watchdog|timeout|timed out|by peer|broken pipe|DistBackendError|ncclRemoteError", re.I
@@ -75,7 +75,7 @@ def whole(folder: Path) -> int:
 
 
 def trained(rank: Rank, way: str) -> tuple[Any, Any, Any]:
-    """What is trained, as it is called; the optimizer; and what keeps parts of it on the host."""
+    """The model to call, its optimizer, and the handle that keeps parts of them on the host."""
     torch.manual_seed(7)
     with torch.device(rank.place.device):
         model = Decoder(SHAPE)
@@ -211,7 +211,8 @@ class Job:
             self.kill_in_time()
 
     def count_resumed(self) -> None:
-        """A start that has loaded the last whole checkpoint makes up for the kills before."""
+        """Once a start has loaded a checkpoint: count the kills before as resumed, or as lost if it
+        is not the last whole one."""
         words = [word for word in self.processes[0].said if word.startswith("from ")]
         if self.pending and words and self.killed_at is None:
             right = words[0] == f"from {self.expected}"
@@ -289,7 +290,7 @@ class Job:
 
 
 def run(jobs: list[Job], limit: float) -> str | None:
-    """Go on with all jobs until they are done; why one is not, or None."""
+    """Go on with all jobs until they are done. Returns why one of them is not done, or None."""
     failed: str | None = None
     try:
         while not all(job.done for job in jobs):
@@ -310,7 +311,7 @@ def run(jobs: list[Job], limit: float) -> str | None:
 
 
 def different(jobs: list[Job], seconds: float) -> str | None:
-    """The first loss that is not the one of ranks that nobody kills, or None."""
+    """A line about the first loss that differs from that of ranks that nobody kills, or None."""
     limit = time.monotonic() + seconds
     by_way = {job.way: job for job in jobs}
     alone = {way: job.beside(jobs) for way, job in by_way.items()}

@@ -20,7 +20,7 @@ from .process import library
 
 NEED = (9 * GIB, 24 * GIB)  # of the device and of the host, at full size
 MODELS = "transformers.models"
-SLOW = 20_000  # nanoseconds of a launch that waited
+SLOW = 20_000  # nanoseconds; a launch that takes longer has waited
 RESIDENT = ("resident",)
 PROBES = 4  # launches that are timed after each layer
 TURNS = 4  # of two models, for each repetition
@@ -55,7 +55,7 @@ def made(place: Place, config: Any) -> Any:
 
 
 class Generation:
-    """A prompt and tokens that are given, as random weights would repeat one and its experts.
+    """A prompt and given tokens: random weights would repeat one token, and so its experts.
 
     A token is timed with a wait at its end, as in the loop of generate(); the processor time of
     the caller is that before the wait.
@@ -70,7 +70,7 @@ class Generation:
         self.caller: list[float] = []
 
     def call(self, ids: Any, past: Any) -> Any:
-        """One call; its time, and that of the caller's processor."""
+        """Call the model; keep the time, and the processor time of the caller."""
         self.place.wait()
         begin, spent = time.perf_counter_ns(), time.thread_time_ns()
         out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
@@ -104,9 +104,9 @@ class Generation:
 
 
 def generated(place: Place, meter: Meter, model: Any, tokens: int = 16) -> Measured:
-    """Two passes that are not timed and see the memory, then the timed ones.
+    """Two passes that are not timed, in which the memory is watched, then the timed ones.
 
-    Half a second for a token is enough to know after one of each.
+    If a token takes more than half a second, one pass of each is enough.
     """
     generation = Generation(place, model)
     meter.watch(partial(generation.run, 2))
@@ -147,7 +147,7 @@ class Weights:
         return made(self.place, self.config)
 
     def limit(self, model: Any) -> int:
-        """The budget in bytes, from bytes or a share."""
+        """The budget in bytes; `budget` itself is in bytes, or a share."""
         share = self.budget <= 1
         return int(self.budget * (nbytes_of(model.parameters()) if share else 1))
 
@@ -243,10 +243,10 @@ class Weights:
         return Measured(generation.values(), generation.logits)
 
     def others(self) -> dict[str, Callable[[Meter], Measured]]:
-        """What libraries have for the same."""
+        """The contenders of other libraries."""
         found: dict[str, Callable[[Meter], Measured]] = {}
         if library("accelerate"):
-            if library("diffusers.hooks"):  # which call accelerate, and do not require it
+            if library("diffusers.hooks"):  # these hooks call accelerate, but do not require it
                 found["diffusers leaf"] = lambda meter: self.diffusers(meter, "leaf")
                 found["diffusers block"] = lambda meter: self.diffusers(meter, "block")
             found["accelerate"] = self.accelerate
@@ -306,7 +306,7 @@ class Small(Weights):
         return Measured({}, generation.logits)
 
     def few(self) -> int:
-        """Tokens of a turn: short ones meet the same disturbances on both sides."""
+        """The tokens of a turn: short turns meet the same disturbances on both sides."""
         return 3 if self.place.tiny else 8
 
 

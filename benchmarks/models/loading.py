@@ -54,7 +54,8 @@ class Files:
             return nn.Sequential(*layers).to(torch.bfloat16)
 
     def measured(self, read: Callable[[], list[Any]]) -> Measured:
-        """The time of each reading, the most memory of the first, and the first number of each."""
+        """The time of each reading, the most memory of the first, and the first number of each
+        tensor."""
         times, most, sums = [], 0.0, []
         for _ in range(COPIES):
             forget_most()
@@ -106,7 +107,7 @@ class Files:
 
 
 def host_bytes(name: str) -> float:
-    """A line of the status of this process."""
+    """The bytes in a line of the status of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (each for each in lines if each.startswith(f"{name}:"))
     return float(line.split()[1]) * 1024

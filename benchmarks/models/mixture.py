@@ -1,4 +1,4 @@
-"""A mixture of experts of 6 GB in a quarter: a token uses two of the 16 experts of a layer."""
+"""A mixture of experts of 6 GB, with a quarter as its budget: a token uses 2 of 16 in a layer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Experts(torch.nn.Module):
         return self.members[number](states)
 
     def chosen(self, numbers: list[int]) -> None:
-        """The router has spoken."""
+        """Called when the router has chosen."""
 
     def forward(self, states: Any, indices: Any, weights: Any) -> Any:
         result = torch.zeros_like(states)
@@ -72,7 +72,8 @@ class Experts(torch.nn.Module):
 
 
 class Cache:
-    """The experts of the latest uses on the device, copied there when the router has spoken."""
+    """The experts that were used last, on the device. They are copied there once the router has
+    chosen."""
 
     def __init__(self, place: Place, nbytes: int, room: int) -> None:
         self.place, count = place, max(3, room // nbytes)
@@ -84,7 +85,8 @@ class Cache:
         self.filled = [place.event() for _ in range(count)]
 
     def bring(self, key: tuple[int, int], home: Any, keep: set[tuple[int, int]]) -> None:
-        """Queue the copy of an expert if it is not there and others leave room."""
+        """Queue the copy of an expert if it is not there, unless only experts to keep could make
+        room."""
         if key in self.slot_of:
             self.slot_of[key] = self.slot_of.pop(key)
             return
@@ -101,7 +103,7 @@ class Cache:
 
 
 class CachedExperts(Experts):
-    """Experts in pinned memory, by way of the cache."""
+    """Experts in pinned memory, which run from the cache."""
 
     def __init__(self, fused: Any, cache: Cache, layer: int) -> None:
         self.cache, self.layer = cache, layer

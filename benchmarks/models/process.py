@@ -1,7 +1,8 @@
 """Runs the contenders of a job, each in a process of its own, and makes rows of what they measured.
 
 A server without a context of CUDA imports the libraries once and forks a process for each
-contender. On the emulated driver, where no memory must be clean, all run in the caller's process.
+contender, so that each begins with clean memory. On the emulated driver, where this does not
+matter, all run in the caller's process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SECONDS = 60.0  # that a contender may take
 MARK = "ROW "  # before each row on the output of the server, to which libraries write too
 SHARES = (1.0, 0.5, 0.25)  # the sizes of models that are tried
 SPARE = 8 << 30  # left free on the device and on the host
-FACTS = {  # before torch is imported in a server
+FACTS = {  # for the environment of a server, before it imports torch
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a look for the GPU makes no context
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # steps that can be repeated
     "HF_HUB_OFFLINE": "1",
@@ -48,7 +49,8 @@ def library(name: str) -> Any:
 
 
 def ended(pid: int, end: float, get: int) -> bytes:
-    """What a process writes until it ends; TimeoutError, and its end, when its time is over."""
+    """What a process writes until it ends. Kills it, and raises TimeoutError, when its time is
+    over."""
     data = b""
     while True:
         if not select.select([get], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -91,7 +93,7 @@ def guarded(work: Callable[[], Found]) -> Found:
 
 
 def measured(place: Any, contender: Any, path: Path, reference: Path) -> Found:
-    """Run a contender, keep its numbers in a file, and compare them with those of another one."""
+    """Run a contender, keep its numbers in a file, and compare them with those in `reference`."""
     import torch
 
     from .common import Meter
@@ -174,7 +176,7 @@ def module_of(group: str) -> ModuleType:
 
 
 def free_memory(devices: int) -> Found:
-    """The free bytes of each device, the least of all, and of the host."""
+    """The free bytes of the device that has the fewest, and of the host."""
     import torch
 
     from managedmem._limits import host_available
@@ -184,7 +186,7 @@ def free_memory(devices: int) -> Found:
 
 
 def share_of(need: tuple[int, int], devices: int = 1) -> float:
-    """The largest size of a group's models for which devices and host have room."""
+    """The largest share of the full size of models for which devices and host have room."""
     free = in_fork(partial(free_memory, devices))
     if "failed" in free:
         raise RuntimeError(free["failed"])

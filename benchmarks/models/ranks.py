@@ -35,7 +35,7 @@ GRACE = 8.0  # seconds for the others when a rank has failed
 PERIOD = 0.02  # between two looks at the ranks
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl()
 STACKS = signal.SIGUSR1  # a rank that gets it writes its stacks
-FACTS = {  # before torch is imported in a server: a lost rank is an error within the timeout
+FACTS = {  # for the environment of a server: a lost rank is an error within the timeout
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
@@ -110,7 +110,7 @@ def join(rank: Rank, listener: socket.socket, seconds: float) -> None:
     options: dict[str, Any] = {"timeout": timedelta(seconds=MEETING)}
     if first := rank.number == 0:
         options |= {"master_listen_fd": listener.detach()}
-    else:  # a second one who holds it would take calls for a first one that has died
+    else:  # a second rank that holds it would take calls for a first rank that has died
         listener.close()
     store = vars(dist)["TCPStore"]("127.0.0.1", port, rank.world, first, **options)
     options = {"store": store, "rank": rank.number, "world_size": rank.world}
@@ -150,7 +150,7 @@ class Process:
             os._exit(1)
 
     def be(self, put: int, run: Callable[[Callable[[str], None]], Found]) -> None:
-        """The child: run, tell the result, and end without the exits of libraries."""
+        """The child: runs, tells the result, and ends without the exit handlers of libraries."""
         end_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for descriptor in (1, 2):
@@ -179,7 +179,7 @@ class Process:
                     self.said.append(line)
 
     def look(self) -> bool:
-        """Hear it; true if it has ended."""
+        """Take what the rank has written; true if the rank has ended."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.hear()

@@ -18,7 +18,7 @@ ROUNDS = 4  # in a measurement
 
 
 class Loads:
-    """The contenders for groups of one size; group n has nothing but n + 1."""
+    """The contenders for groups of one size; each number in group n is n + 1."""
 
     def __init__(self, place: Place, total: int, nbytes: int) -> None:
         self.place, self.nbytes, self.count = place, nbytes, total // nbytes
@@ -61,7 +61,7 @@ class Loads:
         return self.rounds(meter, one, sums)
 
     def tensor_of(self, array: Any) -> Any:
-        """A frame as a tensor; the emulated driver has no kernels, and copies it."""
+        """A frame as a tensor; with the emulated driver, which has no kernels, a copy of it."""
         if not self.place.tiny:
             return torch.as_tensor(array, device=self.place.device)
         copy = managedmem.empty(self.nbytes)

@@ -17,7 +17,7 @@ from .common import GIB, Job, Measured, Meter, Place, nbytes_of
 from .process import library
 
 NEED = (8 * GIB, 24 * GIB)  # of the device and of the host, at full size
-TIMES = 4  # that the weights leave; the first time makes their place on the host
+TIMES = 4  # that the weights leave; the first time allocates memory on the host for them
 LAYERS = 203  # of 32 MiB
 
 Change = Callable[[], object]
@@ -89,7 +89,7 @@ def by_hand(meter: Meter) -> Measured:
 
 
 def offloaded(meter: Meter, share: float) -> Measured:
-    """With this share of the weights in the budget."""
+    """offload() with this share of the weights in the budget."""
     model = meter.place.to_cpu(made(meter.place))
     budget = int(share * nbytes_of(model.parameters()))
     options: dict[str, Any] = {"budget": budget, "read_only": True, "suspendable": True}

@@ -1,4 +1,4 @@
-"""A training step of 1.1 billion parameters with AdamW, whose state is out of the budget.
+"""A training step of 1.1 billion parameters with AdamW, whose state exceeds the budget.
 
 The budget is a share of parameters, gradients and both averages. By hand, the averages come from
 pinned memory and go back: during the step, or during the backward pass, which frees gradients.
@@ -45,7 +45,7 @@ def adamw(model: Any) -> torch.optim.AdamW:
 
 def stepped(place: Place, meter: Meter, model: Any, optimizer: Any) -> Measured:
     """Steps that are timed, after three that are not; the losses of all."""
-    # Attention has no backward pass otherwise that gives the same numbers again.
+    # Otherwise the backward pass of attention would give other numbers each time.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     ids = (torch.arange(2 * (32 if place.tiny else 512), device=place.device) * 31) % 250
@@ -93,7 +93,7 @@ class Averages:
         self.copies = 0
 
     def fill(self, number: int, parameter: Any) -> None:
-        """Queue the way to the device."""
+        """Queue the copy to the device."""
         slot, home = number % SLOTS, self.homes[parameter][0]
         with self.place.on(self.inward):
             self.inward.wait_event(self.free[slot])
@@ -103,7 +103,8 @@ class Averages:
 
     @torch.no_grad()
     def update(self, parameter: Any) -> None:
-        """Step one parameter, in the order of the round before or another one."""
+        """Step one parameter. Averages are copied ahead in the order of the last round, others at
+        once."""
         number = len(self.done)
         slot = number % SLOTS
         while self.copies < min(number + SLOTS, len(self.order)):
@@ -145,7 +146,7 @@ class InBackward(Averages):
 
     def __init__(self, place: Place, model: Any) -> None:
         super().__init__(place, model)
-        self.order.reverse()  # until the first pass has told
+        self.order.reverse()  # a guess, until the first pass shows the order
         for parameter in self.order:
             parameter.register_post_accumulate_grad_hook(self.now)
 

@@ -22,4 +22,4 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "fft_convolution": FFTConvolution,
     "fdtd": FiniteDifferences,
 }
-"""Each makes its program in the size that is measured."""
+"""The functions that make each program, in the size that is measured."""

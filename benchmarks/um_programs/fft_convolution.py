@@ -1,4 +1,4 @@
-"""A picture convolved with a small kernel by Fourier transforms; outside, its border goes on."""
+"""A picture convolved with a small kernel by Fourier transforms; its border repeats outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def transform_size(size: int) -> int:
 
 
 class FFTConvolution(Program):
-    """The picture and the kernel, both of them padded, and the spectra of these."""
+    """The picture, the kernel, padded copies of both, and the spectra of the copies."""
 
     title = "FFT convolution"
     placement = Placement(

@@ -52,7 +52,7 @@ class Gpu(Protocol):
 
 
 def blocks_of(shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The grid and the block for a thread for each index; the last index is x."""
+    """The grid and the block with a thread for each index; the last index is x."""
     first = min(THREADS, 1 << (shape[-1] - 1).bit_length())
     block = (first, THREADS // first, 1)
     extents = (*reversed(shape), 1, 1)[:3]

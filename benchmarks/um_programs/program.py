@@ -39,7 +39,7 @@ class Program(ABC):
     copied_in: ClassVar[tuple[str, ...]]  # by explicit copies, after the fill
     copied_out: ClassVar[tuple[str, ...]]  # by explicit copies, before the results are read
     zeroed: ClassVar[tuple[str, ...]] = ()  # before the computation, by the host or on the device
-    # The phase that overwrites the whole array, whose earlier contents nobody reads from there on.
+    # The phase that overwrites a whole array: nobody reads its earlier contents from there on.
     overwritten: ClassVar[Mapping[str, str]]
 
     def __init__(self, arrays: Mapping[str, tuple[tuple[int, ...], str]], results: Results) -> None:

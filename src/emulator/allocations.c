@@ -1,7 +1,7 @@
 /* Allocations: the addresses that are taken. A region holds one allocation, or several small ones.
  *
  * Measured (topic "small allocations"): managed allocations of up to 1 MiB are parts of a larger
- * one. They share pages, and so the advice and residency of these. Larger allocations take whole
+ * mapping. They share its pages, and so their advice and residency. Larger allocations take whole
  * blocks of 2 MiB. */
 #include "emulator.h"
 
@@ -120,7 +120,8 @@ find_gap(const struct emu_region *region, size_t size)
     return end >= candidate && end - candidate >= size ? candidate : 0;
 }
 
-/* Plain memory of a device is made at once, and managed pages make room for it. */
+/* Memory of a device is taken at the allocation, so managed pages are evicted to make room for
+ * it. */
 static struct emu_region *
 make_region(enum emu_kind kind, size_t size, struct emu_device *device, struct emu_pool *pool)
 {
@@ -251,8 +252,8 @@ clear_value(union emu_value *value, size_t first, size_t end, void *argument)
 }
 
 /* Measured (topic "records of freed memory"): a free also ends the advice of neighbours on a shared
- * page. A walk clears the records but skips pages, so an allocation in the place of a freed small
- * one can read old advice. */
+ * page. The walk that clears the records can skip pages, so a new allocation in freed memory of a
+ * small one can read old advice. */
 static void
 clear_advice(const struct emu_allocation *allocation)
 {
@@ -270,7 +271,7 @@ emu_release(struct emu_allocation *allocation)
     size_t i = upper_bound(allocation->base) - 1, first, end;
 
     emu_page_span(region, allocation->base, allocation->size, &first, &end);
-    emu_pages_observe(region, first, end); /* touches of before belong to this allocation */
+    emu_pages_observe(region, first, end); /* earlier touches belong to this allocation */
     clear_advice(allocation);
     table_count--;
     memmove(&table[i], &table[i + 1], (table_count - i) * sizeof *table);

@@ -50,7 +50,8 @@ is_refused_here(const char *function)
     return true;
 }
 
-/* A broken context can still be made current, and calls about devices still work. */
+/* False for calls that still work with a broken context: making it current, and calls about
+ * devices. */
 static bool
 needs_working_context(const struct emu_call *call)
 {

@@ -48,8 +48,8 @@ emu_capture_unsafe(void)
     return result;
 }
 
-/* The capture that makes calls on the legacy stream impossible, because a blocking stream of the
- * context is in it. NULL for other streams. */
+/* The capture that a blocking stream of the same context is in: it forbids calls on the legacy
+ * stream. NULL if there is none, and for other streams. */
 static struct emu_capture *
 implicit_capture(const struct emu_stream *stream)
 {
@@ -182,7 +182,7 @@ emu_capture_join(struct emu_stream *stream, const struct emu_event *event)
     return emu_nodes_add(&stream->front, event->front.list, event->front.count);
 }
 
-/* Its graph stays. */
+/* Ends a capture, but keeps its graph. */
 static void
 capture_delete(struct emu_capture *capture)
 {

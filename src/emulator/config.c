@@ -1,6 +1,6 @@
-/* The configuration of the emulated machine, with its profiles: all have the page size of this system's
- * kernel. The environment variable
- * MANAGEDMEM_EMULATOR is a comma list of key=value; an optional `profile=NAME` comes first. */
+/* The configuration of the emulated machine, with its profiles. The environment variable
+ * MANAGEDMEM_EMULATOR is a list of key=value, separated by commas; an optional `profile=NAME` comes
+ * first. Without the key `page`, pages have the size of the kernel's pages. */
 #include "emulator.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Each profile, as changes of the first one. */
+/* Each profile, as differences from the first one. */
 static const struct {
     const char *name, *device, *options;
 } profiles[] = {
@@ -200,7 +200,7 @@ refuse_option(const char *key, const char *text)
                    text == NULL ? "" : "=", text == NULL ? "" : text, taken);
 }
 
-/* Takes options apart in place. */
+/* Reads a list of options. Splits `text` in place. */
 static void
 read_options(char *text)
 {

@@ -12,8 +12,8 @@ EMU_EXPORT size_t emu_log_count(void);
 EMU_EXPORT int emu_log_entry(size_t i, char *text, size_t size);
 /* Also logs the bookkeeping calls (current context, capture status and the like). */
 EMU_EXPORT void emu_log_verbose(int on);
-/* Calls back in the thread of each logged call, for example PyGILState_Check(). A result other
- * than 0 adds " probed" to the line. NULL ends that. */
+/* Calls `callback`, for example PyGILState_Check(), in the thread of each logged call. A result
+ * other than 0 adds " probed" to the line. NULL ends these calls. */
 EMU_EXPORT void emu_log_probe(int (*callback)(void));
 
 enum {
@@ -21,8 +21,8 @@ enum {
     EMU_FAIL_LASTING = 2, /* all later calls that need a working context fail too */
 };
 
-/* Lets the nth next call (1: the next) of `function` ("*": of any function) fail with `code`.
- * Returns -1 if too many failures are armed, -2 for an unknown name. */
+/* Lets the nth call from now on (1: the next) of `function` ("*": of any function) fail with
+ * `code`. Returns -1 if too many failures are armed, -2 for an unknown name. */
 EMU_EXPORT int emu_fail(const char *function, unsigned int nth, int code, int flags);
 EMU_EXPORT void emu_fail_clear(void);
 /* The name of the ith function that can fail, NULL after the last. Names can repeat. */
@@ -48,8 +48,9 @@ EMU_EXPORT int emu_residency(CUdeviceptr ptr, size_t size, int *type, int *id);
 /* Touches a range as a processor would (device -1: the host): faults, moves, copies, counts.
  * Returns -1 for a range that is not managed, and for a device that does not exist. */
 EMU_EXPORT int emu_touch(CUdeviceptr ptr, size_t size, int device, int write);
-/* Bytes that are taken of a device: frames that hold managed pages, frames that their pages have
- * left, plain memory; and the most of all three since the counters were cleared. */
+/* Bytes that are taken of a device. used: frames with managed pages. kept: frames that their pages
+ * have left. plain: other memory. peak: the most of all three together since the counters were
+ * cleared. */
 struct emu_frames {
     uint64_t used, kept, plain, peak;
 };
@@ -62,8 +63,9 @@ EMU_EXPORT uint64_t emu_used_in_place(void);
 
 /* 0: operations run when they are queued; 1: they run when a call waits for them. */
 EMU_EXPORT void emu_schedule(int lazy);
-/* The files of the nvidia-uvm module, in place of the system calls: open of /dev/nvidia-uvm-tools,
- * ioctl, poll and close. Poll takes at most 8 files, of the module or the kernel. */
+/* These functions stand for system calls on the files of the nvidia-uvm module: open of
+ * /dev/nvidia-uvm-tools, ioctl, poll and close. Poll takes at most 8 files, of the module or the
+ * kernel. */
 struct pollfd;
 EMU_EXPORT int emu_uvm_open(const char *path, int flags);
 EMU_EXPORT int emu_uvm_ioctl(int file, unsigned long request, void *argument);
@@ -71,9 +73,8 @@ EMU_EXPORT int emu_uvm_poll(struct pollfd *files, unsigned long count, int milli
 EMU_EXPORT int emu_uvm_close(int file);
 /* The process's open files of /dev/nvidia-uvm, at most `most`. Returns their number. */
 EMU_EXPORT int emu_uvm_files(int *files, int most);
-/* Disturbs the queues: absent, denied, refused, layout, drop, lose, garbage, late, branch
- * or unlisted. 0 ends it.
- * Returns -1 for an unknown name. */
+/* Sets the value of a disturbance of the queues: absent, denied, refused, layout, drop, lose,
+ * garbage, late, branch or unlisted. 0 ends it. Returns -1 for an unknown name. */
 EMU_EXPORT int emu_uvm_disturb(const char *name, unsigned int value);
 
 /* Queues a "kernel": fn(arg) runs in stream order and may use managed and device memory. */

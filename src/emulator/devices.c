@@ -7,7 +7,7 @@
 static struct emu_device devices[EMU_MAX_DEVICES];
 static struct emu_context *user_contexts;
 static size_t live_contexts;
-static uint64_t last_context = EMU_MAX_DEVICES; /* the ids up to it are of primary contexts */
+static uint64_t last_context = EMU_MAX_DEVICES; /* ids up to this one are for primary contexts */
 static _Thread_local struct emu_thread this_thread;
 static uint64_t last_thread;
 

@@ -6,21 +6,21 @@
  *   entry_context.c entry_copy.c entry_device.c entry_graph.c entry_memory.c entry_pointer.c
  *   entry_pool.c entry_registered.c entry_stream.c entry_uvm.c entry_virtual.c
  *   queues.c calls.c                        running operations; begin and end of a driver call
- *   capture.c page_advice.c pools.c         the meaning of calls
+ *   capture.c page_advice.c pools.c         capture, advice and pools: what calls mean
  *   allocations.c events.c                  the objects that users hold
- *   graphs.c                                the same: nodes, graphs, and what lives with them
+ *   graphs.c                                more of these: graphs, their nodes, user objects
  *   residency.c streams.c
- *   touches.c                               pages that a processor or the host touches; evictions
+ *   touches.c                               pages that a device or the host touches; evictions
  *   places.c
  *   frames.c                                memory of devices that managed pages take
- *   uvm_events.c                            records of moves and faults, for those who listen
+ *   uvm_events.c                            records of moves and faults, for clients of queues
  *   regions.c                               mappings with the values of their pages
  *   devices.c runs.c page_map.c call_log.c faults.c
  *   config.c lock.c                         configuration, mutex
  *
  * One mutex guards everything here. An entry point takes it in emu_call_begin and gives it back in
- * emu_call_end; functions of the model expect it held. It is released only around the functions
- * that a stream runs for its user. */
+ * emu_call_end; functions of the model expect it held. In between it is released only around the
+ * host functions of streams, and while a thread waits for another one (emu_wait). */
 #ifndef MANAGEDMEM_EMULATOR_H
 #define MANAGEDMEM_EMULATOR_H
 
@@ -50,18 +50,19 @@ enum {
 enum { EMU_POISON = 0xDB };
 enum emu_discard { EMU_DISCARD_POISON, EMU_DISCARD_KEEP, EMU_DISCARD_ZERO };
 
-/* Disturbances of the module's event queues, each with a value. 0 is off. */
+/* Disturbances of the event queues of the nvidia-uvm module. Each has a value, such as n; 0 turns
+ * it off. */
 enum emu_queue_fault {
     EMU_QUEUE_ABSENT, /* the device file is missing */
-    EMU_QUEUE_DENIED, /* it may not be opened */
-    EMU_QUEUE_REFUSED, /* no queue is made */
+    EMU_QUEUE_DENIED, /* the device file may not be opened */
+    EMU_QUEUE_REFUSED, /* no queue can be made */
     EMU_QUEUE_LAYOUT, /* records have an unknown layout */
     EMU_QUEUE_DROP, /* every nth record is dropped, and counted */
     EMU_QUEUE_LOSE, /* every nth record is lost, and not counted */
     EMU_QUEUE_GARBAGE, /* a record of garbage comes before every nth */
     EMU_QUEUE_LATE, /* records wait for the nth flush */
-    EMU_QUEUE_BRANCH, /* the branch of the module, whose requests differ */
-    EMU_QUEUE_UNLISTED, /* 1: it lists devices with a context only; 2: only the first device */
+    EMU_QUEUE_BRANCH, /* n is the branch of the module: requests differ by branch */
+    EMU_QUEUE_UNLISTED, /* 1: the module lists only devices with a context; 2: only the first */
     EMU_QUEUE_FAULTS,
 };
 
@@ -71,9 +72,9 @@ struct emu_config {
     int driver;              /* 13000 is CUDA 13.0 */
     bool concurrent;         /* concurrentManagedAccess of every device */
     bool pageable;           /* pageableMemoryAccess of every device */
-    bool integrated;         /* devices have the host's memory */
-    bool confidential;       /* no device reaches memory of the host in place */
-    bool nopeers;            /* no device reaches another's memory */
+    bool integrated;         /* devices share the memory of the host */
+    bool confidential;       /* no device accesses memory of the host in place */
+    bool nopeers;            /* no device accesses the memory of another */
     bool noinit;             /* cuInit finds no device */
     bool lazy;               /* operations run only when a call waits for them */
     enum emu_discard discard;
@@ -121,8 +122,9 @@ struct emu_call {
     char text[EMU_CALL_TEXT];
 };
 
-/* Begins an entry point: takes the mutex, checks for injected faults and for cuInit. Any other
- * result than CUDA_SUCCESS ends the call (logged, mutex released) and must be returned. */
+/* Begins an entry point: takes the mutex, checks for injected faults and for cuInit. With any other
+ * result than CUDA_SUCCESS the call has ended (logged, mutex released), and the entry point must
+ * return this result. */
 CUresult emu_call_begin(struct emu_call *call, const char *function, unsigned int kind,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Adds outputs of the call to its log line. */
@@ -149,13 +151,14 @@ void emu_log_call(const struct emu_call *call, CUresult result);
 
 /* Arms a failure; flags as for emu_fail. False: too many are armed, or nth is 0. */
 bool emu_fault_arm(const char *function, unsigned int nth, CUresult code, int flags);
-/* The failure that a call has before it acts, or CUDA_SUCCESS. *fail_after is set if an armed
- * failure comes after the call has acted. */
+/* Returns the failure with which a call must end before it acts, or CUDA_SUCCESS. Sets *fail_after
+ * to a failure that must come after the call has acted. */
 CUresult emu_fault_take(const char *function, bool needs_context, CUresult *fail_after);
 
 /* ---- runs.c: values per page, stored as runs --------------------------------------------- */
 
-/* Places of a page are bits: devices from 0, NUMA nodes of the host from EMU_HOST_BIT. */
+/* Places of a page are bits: bit i is device i, and bit EMU_HOST_BIT + i is NUMA node i of the
+ * host. */
 enum { EMU_HOST_BIT = 32 };
 
 struct emu_policy {
@@ -170,7 +173,7 @@ struct emu_page {
     uint64_t places; /* bits of the places with a copy; 0: never populated */
     uint64_t discarded; /* 1 between a discard and the next write or move */
     uint64_t unmapped; /* 1: the host has a copy, but no mapping until it touches the page */
-    uint64_t remote; /* bits of devices that access it where it is */
+    uint64_t remote; /* bits of devices that access the page in place */
 };
 
 /* Values are compared word by word, so unused bytes must be zero. */
@@ -203,10 +206,10 @@ void emu_runs_free(struct emu_runs *runs);
  * False: out of memory, nothing changed. */
 bool emu_runs_change(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                      void *argument);
-/* emu_runs_change, but steps through the range as driver 580 does through its records (topic
- * "records"): it changes a run and merges it with equal neighbours, and then advances from the
- * start of its step by the length of the merged run. A merge with an earlier run makes it skip
- * later runs. */
+/* emu_runs_change, but it can skip runs, as driver 580 does in its records (topic "records"). Each
+ * step changes the run at a page and merges it with equal neighbours. The next step begins further
+ * on by the length of the merged run. If that run began before the page of the step, this is too
+ * far, and later pages are skipped. */
 bool emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change change,
                    void *argument);
 /* A run, or the part of it that lies in a range. */
@@ -219,7 +222,7 @@ bool emu_runs_next(const struct emu_runs *runs, size_t end, struct emu_part *par
 #define EMU_EACH_RUN(part, runs, from, to) \
     for (struct emu_part part = {.end = (from)}; emu_runs_next(runs, to, &(part));)
 const union emu_value *emu_runs_at(const struct emu_runs *runs, size_t page);
-/* The pages of the whole run with a page. */
+/* The number of pages of the run that contains a page. */
 size_t emu_runs_length(const struct emu_runs *runs, size_t page);
 
 /* ---- page_map.c: the host's page table ---------------------------------------------------- */
@@ -235,7 +238,7 @@ size_t emu_map_page_size(void);
 bool emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument);
 /* Keeps pages mapped once they are mapped, as far as this process may lock memory. */
 void emu_map_keep(CUdeviceptr start, size_t size);
-/* madvise for memory that may be locked: unlocks it if that is in the way. */
+/* Calls madvise for memory that may be locked. Unlocks the memory if madvise fails otherwise. */
 bool emu_map_advise(CUdeviceptr start, size_t size, int advice);
 /* Maps all pages of a range, and no others, without changing their bytes. */
 void emu_map_fill(CUdeviceptr start, size_t size);
@@ -261,11 +264,12 @@ struct emu_frame_list {
     size_t count;
 };
 
-/* The primary context of a device, or a user's context. The next context reuses the record of a
- * destroyed one, and so its handle, unless the stacks of other threads hold it. */
+/* The primary context of a device, or a user's context. A destroyed context stays in memory: the
+ * next new one takes over its record, and so its handle, unless the stack of a thread still holds
+ * it. */
 struct emu_context {
-    struct emu_context *next; /* of those that users made */
-    size_t stacked; /* in the stacks of threads */
+    struct emu_context *next; /* in the list of contexts that users made */
+    size_t stacked; /* how often the stacks of threads hold it */
     struct emu_device *device;
     bool primary, destroyed;
     struct emu_stream *legacy;
@@ -274,11 +278,11 @@ struct emu_context {
 
 struct emu_device {
     int ordinal;
-    unsigned int retained; /* the primary context */
+    unsigned int retained; /* references to the primary context */
     struct emu_context primary;
-    size_t allocated; /* bytes of cuMemAlloc and of device pools */
+    size_t allocated; /* bytes of cuMemAlloc, cuMemCreate and device pools */
     struct emu_frame_list frames[EMU_FRAME_USES]; /* of managed memory */
-    size_t peak; /* the most bytes of both at once */
+    size_t peak; /* the most bytes that were taken at once */
     struct emu_pool *default_pool, *pool;
 };
 
@@ -298,25 +302,26 @@ struct emu_device *emu_device(int ordinal);
 bool emu_device_has_context(int ordinal);
 /* Writes the 16 bytes of its UUID. */
 void emu_device_uuid(int ordinal, void *out);
-/* The bytes that are taken of a device: cuMemAlloc, device pools, frames. */
+/* The bytes that are taken of a device: cuMemAlloc, cuMemCreate, device pools, frames. */
 size_t emu_device_taken(const struct emu_device *device);
-/* Called when more is taken. */
+/* Updates the peak. Called when more is taken. */
 void emu_device_note_peak(struct emu_device *device);
 /* The calling thread's current context. NULL if there is none, or it was destroyed. */
 struct emu_context *emu_context(void);
-/* The device of that context, or NULL. */
+/* The device of the current context, or NULL. */
 struct emu_device *emu_current(void);
 /* The result of a call that needs a current context and finds none. */
 CUresult emu_no_context(void);
 /* Makes a context current; the stack must have room. */
 void emu_context_push(struct emu_thread *thread, struct emu_context *context);
-/* Takes the current context, which may be destroyed, off the stack, which must have one. */
+/* Takes the current context off the stack, which must not be empty. The context may be
+ * destroyed. */
 struct emu_context *emu_context_pop(struct emu_thread *thread);
-/* The context of a handle, which may be destroyed, or NULL. */
+/* The context of a handle, even a destroyed one. NULL: the handle is unknown. */
 struct emu_context *emu_context_find(CUcontext handle);
 /* Makes a context for a user. NULL: out of memory. */
 struct emu_context *emu_context_new(struct emu_device *device);
-/* Marks a user's context as destroyed, after all that belongs to it. */
+/* Marks a user's context as destroyed. All that belongs to it must have ended before. */
 void emu_context_end(struct emu_context *context);
 /* The number of contexts that users made and have not destroyed. */
 size_t emu_context_count(void);
@@ -339,20 +344,20 @@ struct emu_region {
     enum emu_kind kind;
     size_t allocations;
     bool small; /* shared by small managed allocations */
-    bool blind; /* its pages cannot be unmapped, so that mapped pages say nothing */
+    bool blind; /* its pages cannot be unmapped, so the page map does not show touches */
     struct emu_pool *pool;
     struct emu_device *device; /* the owner (device kind), or the current device at its creation */
     struct emu_runs policies, records, pages;
     uint64_t *checksums; /* of discarded pages; NULL unless discards keep bytes */
-    struct emu_frame *frames; /* of managed memory: a row of blocks for each device */
-    size_t framed; /* the number of them that are taken */
-    uint64_t emptied; /* the number of waits at the free of its last allocation */
+    struct emu_frame *frames; /* of managed memory: for each device, one frame for each block */
+    size_t framed; /* the number of frames that are taken */
+    uint64_t emptied; /* the number of waits before the latest free of an allocation */
 };
 
 /* NULL: out of memory or addresses. */
 struct emu_region *emu_region_new(enum emu_kind kind, size_t size, struct emu_device *device,
                                   struct emu_pool *pool);
-/* emu_pages_forget must have been called. */
+/* Managed memory needs emu_pages_forget before. */
 void emu_region_delete(struct emu_region *region);
 /* Makes whole pages in a region accessible, or not. */
 void emu_region_open(CUdeviceptr ptr, size_t size, bool open);
@@ -360,8 +365,8 @@ struct emu_region *emu_regions(void);
 /* The pages that [ptr, ptr + size) touches: [*first, *end). */
 void emu_page_span(const struct emu_region *region, CUdeviceptr ptr, size_t size, size_t *first,
                    size_t *end);
-/* The address by which the emulated devices reach the bytes of an address. Access to it maps no
- * page for the host. Memory outside of regions is its own. */
+/* The address by which the emulated devices reach the bytes at `ptr`. Access to it maps no page for
+ * the host. For memory outside of regions it is `ptr` itself. */
 unsigned char *emu_bytes(CUdeviceptr ptr);
 size_t emu_round_up(size_t value, size_t unit);
 
@@ -374,7 +379,7 @@ struct emu_allocation {
     enum emu_kind kind;
     struct emu_device *device;
     struct emu_pool *pool;
-    const struct emu_context *context; /* that it ends with; NULL for memory of pools */
+    const struct emu_context *context; /* it ends with this context; NULL: with none */
     unsigned int attach, first_attach; /* CUmemAttach_flags: now, and at the allocation */
     uint64_t attach_stream; /* the id of the stream of the last attachment */
     unsigned int sync_memops;
@@ -385,15 +390,17 @@ struct emu_allocation {
 /* Makes an allocation in pages of its own, in a shared region, or in a region of the pool. */
 CUresult emu_allocate(enum emu_kind kind, size_t size, struct emu_device *device,
                       struct emu_pool *pool, struct emu_allocation **out);
-/* Makes an allocation at an address in reserved addresses. INVALID_VALUE: others are there. */
+/* Makes an allocation at an address in a reserved region. INVALID_VALUE: it would overlap
+ * another. */
 CUresult emu_allocate_in(struct emu_region *region, CUdeviceptr base, size_t size,
                          enum emu_kind kind, struct emu_device *device,
                          struct emu_allocation **out);
 void emu_release(struct emu_allocation *allocation);
-/* Releases all memory that was allocated in a context without a pool. */
+/* Releases the memory of a context, except for memory of pools. */
 void emu_release_context(const struct emu_context *context);
-/* Releases empty regions of a pool, but keeps at least `keep` bytes. With `noticed`, only
- * regions that a wait came behind: a pool gives nothing back before (topic "frees of pools"). */
+/* Releases empty regions of a pool, but keeps at least `keep` bytes. With `noticed`, releases only
+ * regions whose latest free is followed by a wait of the program: before such a wait,
+ * cuMemPoolTrimTo gives nothing back (topic "frees of pools"). */
 void emu_pool_regions_trim(struct emu_pool *pool, size_t keep, bool noticed);
 size_t emu_pool_regions_bytes(const struct emu_pool *pool);
 /* Called after a wait for a stream, an event or a context: pools now notice earlier frees. */
@@ -402,13 +409,13 @@ void emu_notice_frees(void);
 struct emu_allocation *emu_find(CUdeviceptr ptr);
 /* The allocation that contains [ptr, ptr + size), or NULL. */
 struct emu_allocation *emu_find_range(CUdeviceptr ptr, size_t size);
-/* The same for managed memory alone. */
+/* emu_find_range for managed memory alone. */
 struct emu_allocation *emu_find_managed(CUdeviceptr ptr, size_t size);
-/* The host memory of others that is page-locked at an address, as an allocation without pages;
- * NULL if none is. */
+/* The memory at an address that cuMemHostRegister has page-locked, as an allocation without a
+ * region. NULL if there is none. */
 struct emu_allocation *emu_find_registered(CUdeviceptr ptr);
-/* False if the devices lack concurrent access, and managed memory is attached to the host or to another
- * stream. The end of a stream ends its attachments. */
+/* False for managed memory that is attached to the host or to another stream, if the devices lack
+ * concurrent access. The end of a stream ends its attachments. */
 bool emu_is_attached(CUdeviceptr ptr, const struct emu_stream *stream);
 /* The number of live allocations, and the sum of their sizes. */
 size_t emu_allocation_count(void);
@@ -452,15 +459,16 @@ enum emu_uvm_cause {
 void emu_queue_set_fault(enum emu_queue_fault fault, unsigned int value);
 unsigned int emu_queue_fault(enum emu_queue_fault fault);
 
-/* One open file of the tools device. NULL: none has that descriptor. */
+/* One open file of the tools device, by its descriptor. NULL: there is no such file. */
 struct emu_listener;
 struct emu_listener *emu_listener_find(int file);
 bool emu_listener_new(int file);
 void emu_listener_delete(struct emu_listener *listener);
-/* Gives it its queue: `count` records and a control block. False: it has one. */
+/* Gives a listener its queue: `count` records and a control block of the client. False: it has one
+ * already. */
 bool emu_listener_start(struct emu_listener *listener, void *records, uint32_t count,
                         void *control);
-/* Listens to types (bits), or does not any more. False: it has no queue. */
+/* Starts or ends listening to types of events (bits). False: the listener has no queue. */
 bool emu_listener_enable(struct emu_listener *listener, uint64_t types, bool on);
 bool emu_listener_half_full(const struct emu_listener *listener);
 /* Delivers the late records that are due. */
@@ -488,11 +496,12 @@ struct emu_counters {
     uint64_t bytes_htod, bytes_dtoh, bytes_dtod, cpu_faults, gpu_faults, duplications;
 };
 extern struct emu_counters emu_counted;
-extern uint64_t emu_bytes_in_place; /* that devices have used where another processor has them */
+extern uint64_t emu_bytes_in_place; /* that devices have accessed in place, on another processor */
 
 /* The bit of the place that a location names. */
 uint64_t emu_place_bit(CUmemLocation location);
-/* The place of pages that a device, or the host (-1), holds: an integrated device has the host's. */
+/* The bit of the place where a device, or the host (-1), holds pages. An integrated device holds
+ * them in the memory of the host. */
 uint64_t emu_holder_bit(int device);
 /* Sets the places of the run [first, end) of `value`. Unmaps the run if the host loses it. */
 void emu_places_set(struct emu_region *region, union emu_value *value, size_t first, size_t end,
@@ -503,23 +512,24 @@ void emu_places_unmap(struct emu_region *region, size_t first, size_t end);
 /* Counts and records that the pages [first, end) move. */
 void emu_places_moved(const struct emu_region *region, size_t first, size_t end, uint64_t from,
                       uint64_t to, enum emu_uvm_cause cause);
-/* emu_places_moved for a copy in one more place. */
+/* Counts and records that pages now have copies in all these places. */
 void emu_places_duplicated(const struct emu_region *region, size_t first, size_t end,
                            uint64_t places);
 CUdeviceptr emu_page_address(const struct emu_region *region, size_t page);
-/* Overwrites a page as configured, and remembers its bytes. */
+/* Overwrites a page as configured. Keeps a checksum if the region has room for checksums. */
 void emu_page_discard(struct emu_region *region, size_t page);
-/* True if a discarded page has the bytes that the discard left. */
+/* True if a discarded page still has the bytes that the discard left. */
 bool emu_page_untouched(const struct emu_region *region, size_t page);
 
 /* ---- frames.c ----------------------------------------------------------------------------- */
 
-/* The memory of one device for one block. Blocks of managed regions begin at multiples of EMU_BLOCK. */
+/* The memory of one device for one block. Blocks of managed regions begin at multiples of
+ * EMU_BLOCK. */
 struct emu_frame {
-    struct emu_frame *next, *previous; /* in the device's list of its use */
+    struct emu_frame *next, *previous; /* in the device's list of frames with this use */
     struct emu_region *region;
     size_t first; /* page of the block */
-    size_t pages; /* of the block, that the device holds */
+    size_t pages; /* the number of pages of the block that the device holds */
     enum emu_frame_use use;
 };
 
@@ -528,13 +538,14 @@ size_t emu_block_end(size_t page, size_t end);
 bool emu_frame_taken(const struct emu_region *region, size_t page, int device);
 /* Takes a frame for the block of a page. There must be room. */
 void emu_frame_take(struct emu_region *region, size_t page, int device);
-/* Makes the frames of pages on devices (bits), as far as they are taken, the last ones with a use. */
+/* Moves the frames of pages on devices (bits), if they are taken, to the end of the list of a
+ * use. */
 void emu_frames_mark(const struct emu_region *region, size_t first, size_t end, uint64_t places,
                      enum emu_frame_use use);
 /* The frame that is evicted next, or NULL. */
 struct emu_frame *emu_frame_to_evict(const struct emu_device *device);
 void emu_frame_give_back(struct emu_frame *frame, int device);
-/* Counts that pages come to devices (bits), whose frames must be taken, or leave them. */
+/* Counts pages that come to devices (bits) or leave them. The frames of the pages must be taken. */
 void emu_frames_count(const struct emu_region *region, size_t first, size_t end, uint64_t places,
                       bool arrives);
 /* Gives back all frames of a region. */
@@ -548,13 +559,13 @@ void emu_pages_touch(struct emu_region *region, CUdeviceptr ptr, size_t size, in
 /* Notices which pages the host has touched since they left it. Called before anything that depends
  * on the places of pages. */
 void emu_pages_observe(struct emu_region *region, size_t first, size_t end);
-/* emu_pages_observe for all regions. With a device, the pages were touched by it and not by the
- * host. */
+/* emu_pages_observe for all regions. `device` has touched the pages: -1 for the host, else the
+ * device whose kernel has just run. */
 void emu_regions_observe(int device);
-/* Evicts frames until that many bytes of a device are free, for memory at an address. False: not
- * even all frames are enough, and nothing is evicted. */
+/* Evicts frames until `bytes` of a device are free. The records name `incoming` as the memory that
+ * needs them. False: even all frames are not enough (nothing is evicted), or out of memory. */
 bool emu_room_make(struct emu_device *device, size_t bytes, CUdeviceptr incoming);
-/* Takes a frame for the block of a page, which may evict others. False: there is no room. */
+/* Takes a frame for the block of a page, and may evict others for it. False: there is no room. */
 bool emu_room_take(struct emu_region *region, size_t page, int device);
 
 /* ---- residency.c ------------------------------------------------------------------------- */
@@ -601,27 +612,27 @@ struct emu_stream {
     unsigned int flags;
     uint64_t queued, done; /* serials */
     struct emu_op *head, *tail;
-    bool running; /* a thread runs its head operation with the mutex released */
-    bool destroyed; /* by its user; it is removed when its queue is empty */
+    bool running; /* a thread runs its head operation, and may have released the mutex */
+    bool destroyed; /* by its user; the stream is removed when its queue is empty */
     bool ended; /* it was removed with a user's context */
     struct emu_capture *capture;
     struct emu_nodes front; /* the nodes that the next captured node depends on */
 };
 
-/* Finds the stream of a handle. 0 and 1: the current context's legacy stream; 2: the per-thread
- * one. INVALID_CONTEXT if these have no context, and for a stream that ended with a user's;
- * INVALID_HANDLE for unknown handles. */
+/* Finds the stream of a handle. 0 and 1: the legacy stream of the current context; 2: its
+ * per-thread stream. Without a current context, these give emu_no_context(). INVALID_HANDLE for
+ * unknown handles. The process ends for a stream that ended with a user's context. */
 CUresult emu_stream_find(CUstream handle, struct emu_stream **out);
 CUresult emu_stream_new(struct emu_context *context, enum emu_stream_kind kind, unsigned int flags,
                         struct emu_stream **out);
 /* NULL for a stream that has been deleted. */
 struct emu_stream *emu_stream_by_id(uint64_t id);
-/* True even where the stream has been deleted. */
+/* True also if the stream has been deleted. */
 bool emu_point_reached(struct emu_point point);
-/* Makes the handle of a stream unknown, whose queue may hold operations yet. */
+/* Makes the handle of a stream unknown. Its queue may still hold operations. */
 void emu_stream_destroyed(struct emu_stream *stream);
-/* Forgets a stream whose queue is empty. A later stream gets its handle. The handle of a stream
- * that ended with a user's context stays known until then. */
+/* Forgets a stream whose queue is empty. A later stream gets its handle. Until then, the handle of
+ * a stream that ended with a user's context stays known. */
 void emu_stream_remove(struct emu_stream *stream, bool ended_with_context);
 bool emu_stream_idle(const struct emu_stream *stream);
 bool emu_streams_idle(void);
@@ -639,7 +650,7 @@ struct emu_event {
     bool recorded;
     struct emu_point point;
     struct emu_capture *capture;
-    struct emu_nodes front; /* of the stream, when it was recorded in a capture */
+    struct emu_nodes front; /* the stream's front when the event was recorded in a capture */
     double milliseconds; /* the time at which it was reached */
 };
 
@@ -647,7 +658,7 @@ CUresult emu_event_new(const struct emu_context *context, unsigned int flags,
                        struct emu_event **out);
 struct emu_event *emu_event_find(CUevent handle);
 void emu_event_delete(struct emu_event *event);
-/* emu_event_delete for all events of a context. */
+/* Ends all events of a context. A later call with one of them ends the process. */
 void emu_events_delete(const struct emu_context *context);
 /* True even for an event that was never recorded. */
 bool emu_event_reached(const struct emu_event *event);
@@ -668,25 +679,27 @@ void emu_nodes_clear(struct emu_nodes *set);
 /* For calls that are unsafe during a capture. 900: a capture forbids the call, and is now
  * broken. */
 CUresult emu_capture_unsafe(void);
-/* For calls on a stream that a graph cannot hold. 900: the stream captures. 906: it is the
- * legacy stream and a blocking stream captures. Both break the capture. */
+/* For calls on a stream that cannot become nodes. 900: the stream captures. 906: it is the legacy
+ * stream and a blocking stream captures. Both break the capture. 901: it is broken already. */
 CUresult emu_capture_refuse(struct emu_stream *stream);
-/* For calls that a graph can hold. *captured: the stream captures, and the call must not run. */
+/* For calls that can become nodes. *captured: the stream captures, and the caller adds a node
+ * instead of running the operation. */
 CUresult emu_capture_record(struct emu_stream *stream, bool *captured);
 /* Makes an operation a node of the graph that the stream captures. */
 CUresult emu_capture_add(struct emu_stream *stream, const struct emu_op *op);
-/* Adds to the nodes that the next one of the stream is behind, or replaces them. */
+/* Adds nodes to those that the next node of the stream will depend on. `alone`: replaces those. */
 CUresult emu_capture_follow(struct emu_stream *stream, const struct emu_nodes *nodes, bool alone);
 /* *graph: NULL unless the stream captures. */
 CUresult emu_capture_status(struct emu_stream *stream, CUstreamCaptureStatus *status, uint64_t *id,
                             struct emu_graph **graph);
 CUresult emu_capture_begin(struct emu_stream *stream, CUstreamCaptureMode mode);
 CUresult emu_capture_end(struct emu_stream *stream, CUgraph *graph);
-/* Lets a stream join the capture in which an event was recorded, because it waits for it. */
+/* Lets a stream that waits for an event join the capture in which the event was recorded. */
 CUresult emu_capture_join(struct emu_stream *stream, const struct emu_event *event);
 /* Ends the capture of a stream that is destroyed in the middle of it. */
 void emu_capture_abandon(struct emu_stream *stream);
-/* For waits for a whole device. 900: its streams capture, and the captures are broken now. */
+/* For waits for a whole context. 900: some of its streams capture, and the captures are broken
+ * now. */
 CUresult emu_capture_refuse_context(const struct emu_context *context);
 
 /* ---- pools.c ----------------------------------------------------------------------------- */
@@ -699,7 +712,7 @@ struct emu_pool {
     uint64_t access; /* bits of devices with access besides the owner */
     int reuse[3];
     cuuint64_t threshold, used, used_high, reserved_high;
-    size_t max_size; /* of what is used; 0: no bound */
+    size_t max_size; /* the most bytes that may be used; 0: no bound */
     size_t live; /* allocations whose free has not run */
     size_t queued; /* frees that have not run */
 };
@@ -771,7 +784,8 @@ void emu_stream_drain(struct emu_stream *stream);
 void emu_streams_drain(const struct emu_context *context);
 /* Runs what can run without waiting for other threads. True: the point is reached. */
 bool emu_point_poll(struct emu_point point);
-/* Abandons a capture and makes the handle unknown. The stream is removed after its last operation. */
+/* Abandons a capture and makes the handle unknown. The stream is removed after its last
+ * operation. */
 void emu_stream_delete(struct emu_stream *stream);
 /* emu_stream_delete for all streams of a context. */
 void emu_streams_delete(const struct emu_context *context);

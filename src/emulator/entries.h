@@ -165,7 +165,7 @@ EMU_ENTRIES(EMU_DECLARE)
     struct emu_call call;              \
     EMU_TRY(emu_call_begin(&call, function, kind, __VA_ARGS__))
 
-/* Behind EMU_BEGIN: ends the call with the result of a step that fails. */
+/* After EMU_BEGIN: ends the call with the result of a step that fails. */
 #define EMU_STEP(step)                           \
     do {                                         \
         CUresult result_ = (step);               \
@@ -174,11 +174,10 @@ EMU_ENTRIES(EMU_DECLARE)
         }                                        \
     } while (0)
 
-/* Behind EMU_BEGIN: ends the call with a result unless a condition is met. */
+/* After EMU_BEGIN: ends the call with `result` if the condition is not met. */
 #define EMU_NEED(condition, result) EMU_STEP((condition) ? CUDA_SUCCESS : (result))
 
-/* entry_virtual.c: the number of reserved address ranges, and of memories for them that are not
- * mapped. */
+/* entry_virtual.c: the number of reserved ranges, plus that of unmapped memories of cuMemCreate. */
 size_t emu_virtual_count(void);
 
 /* A handle as the number that the call log shows. */

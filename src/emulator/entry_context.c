@@ -149,7 +149,8 @@ EMU_ENTRY(cuCtxPopCurrent_v2, CUcontext *pctx)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* The context of a handle, of NULL the current one; `destroyed` is the result for a destroyed one. */
+/* Finds the context of a handle; for NULL, the current one. `destroyed` is the result for a
+ * destroyed context. */
 static CUresult
 find_context(CUcontext handle, CUresult destroyed, const struct emu_context **out)
 {

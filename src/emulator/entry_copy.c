@@ -4,8 +4,8 @@
  * which stages the bytes. Any other copy is an operation of its stream. */
 #include "entries.h"
 
-/* Checks that an allocation contains the whole range. Other memory is accepted unless it must
- * be known to the driver, and sets *pageable. */
+/* Checks that one allocation contains the whole range. Memory outside of allocations is accepted
+ * unless it must be known to the driver; it sets *pageable if it is not page-locked. */
 static CUresult
 check_copied_memory(CUdeviceptr ptr, size_t size, bool must_be_known, bool *pageable)
 {
@@ -32,17 +32,17 @@ check_pool_access(CUdeviceptr ptr, const struct emu_device *device)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* As documented (CUDA C++ Programming Guide, "Memcpy()/Memset() Behavior With Stream-associated Unified
- * Memory"); a Jetson AGX Xavier answers so for a fill. A copy without a direction reaches the memory
- * from the host instead. */
+/* Refuses the access of a device to memory that is attached elsewhere, as documented (CUDA C++
+ * Programming Guide, "Memcpy()/Memset() Behavior With Stream-associated Unified Memory"); a Jetson
+ * AGX Xavier does so for a fill. A copy without a direction accesses such memory from the host. */
 static CUresult
 check_attachment(CUdeviceptr ptr, bool by_device, const struct emu_stream *stream)
 {
     return by_device && !emu_is_attached(ptr, stream) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/* Measured (topic "two devices: copies of pool memory"): the current device of the thread needs
- * access for a copy, the device of the stream for a fill. */
+/* Measured (topic "two devices: copies of pool memory"): for a copy the current device of the
+ * thread needs access, for a fill the device of the stream. */
 static const struct emu_device *
 copying_device(const struct emu_stream *stream)
 {
@@ -54,7 +54,7 @@ copying_device(const struct emu_stream *stream)
 struct copy_request {
     CUdeviceptr to, from;
     size_t size;
-    bool to_known, from_known; /* must be the driver's, and a device reaches them */
+    bool to_known, from_known; /* memory of the driver, which a device accesses */
     bool wait;
 };
 
@@ -156,7 +156,7 @@ struct copies {
     const size_t *sizes;
     size_t count;
     const CUmemcpyAttributes *attributes;
-    const size_t *first; /* the first copy of each */
+    const size_t *first; /* for each attribute, the index of its first copy */
     size_t runs;
 };
 
@@ -201,7 +201,7 @@ read_at_once(const struct copies *c)
     return found;
 }
 
-/* Copies nothing if one of the copies is refused, whose number is then *failed. */
+/* Checks all copies before it queues any. *failed is the index of a refused copy, or SIZE_MAX. */
 static CUresult
 queue_copies(const struct copies *c, CUstream handle, size_t *failed)
 {

@@ -208,7 +208,7 @@ EMU_ENTRY(cuMemGetInfo_v2, size_t *free_bytes, size_t *total)
     *total = capacity;
     *free_bytes = taken < capacity ? capacity - taken : 0;
     if (emu_config()->integrated) {
-        *free_bytes /= 2; /* the rest is what the system could reclaim */
+        *free_bytes /= 2; /* the system could reclaim the other half */
     }
     return emu_call_end(&call, CUDA_SUCCESS);
 }

@@ -13,14 +13,14 @@ read_side(CUmemorytype type, const void *host, CUdeviceptr device, CUdeviceptr *
     return type == CU_MEMORYTYPE_ARRAY || *out == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/* False: it begins in an allocation and ends outside of it. */
+/* False for a range that begins in an allocation and ends outside of it. */
 static bool
 is_whole(CUdeviceptr ptr, size_t size)
 {
     return emu_find(ptr) == NULL || emu_find_range(ptr, size) != NULL;
 }
 
-/* Copies of one row alone. */
+/* Accepts copies of one row only. */
 static CUresult
 add_copy(CUgraphNode *out, CUgraph handle, const struct emu_nodes *waits, const CUDA_MEMCPY3D *p)
 {
@@ -47,7 +47,7 @@ EMU_ENTRY(cuGraphAddMemcpyNode, CUgraphNode *phGraphNode, CUgraph hGraph,
           const CUgraphNode *dependencies, size_t numDependencies, const CUDA_MEMCPY3D *copyParams,
           CUcontext ctx)
 {
-    /* Only read. */
+    /* The list is only read. */
     const struct emu_nodes waits = {(struct emu_node **)(uintptr_t)dependencies, numDependencies};
 
     EMU_BEGIN("cuGraphAddMemcpyNode", EMU_CALL_WORK, "graph=0x%llx, dependencies=%zu, count=%zu",
@@ -132,7 +132,7 @@ EMU_ENTRY(cuGraphLaunch, CUgraphExec hGraphExec, CUstream hStream)
     return emu_call_end(&call, launch_graph(graph, stream));
 }
 
-/* Launched work finishes first, as its objects live until then. */
+/* Waits for launched work first, because user objects must live until it is done. */
 EMU_ENTRY(cuGraphExecDestroy, CUgraphExec hGraphExec)
 {
     struct emu_graph *graph;

@@ -1,5 +1,5 @@
-/* Entry points: allocation, advice, prefetch, discard, range attributes, locations. The order of checks is
- * the measured one, because it decides the error of a call with several faults. */
+/* Entry points: allocation, advice, prefetch, discard, range attributes, locations. The order of
+ * checks is the measured one, because it decides the error of a call with several faults. */
 #include "entries.h"
 
 #include <string.h>
@@ -236,8 +236,8 @@ EMU_ENTRY(cuMemAdvise_v2, CUdeviceptr devPtr, size_t count, CUmem_advise advice,
     return emu_call_end(&call, advise_range(devPtr, count, advice, location));
 }
 
-/* The location for the device argument of the first version: -1 is the host, other negative
- * numbers are devices that do not exist. */
+/* The location for the device argument of the first version: -1 is the host. Other negative numbers
+ * are devices that do not exist. */
 static CUmemLocation
 location_of_device(CUdevice device)
 {
@@ -290,7 +290,8 @@ queue_prefetch(struct emu_stream *stream, const struct emu_allocation *allocatio
     struct emu_op op = {.kind = EMU_OP_PREFETCH, .ptr = ptr, .size = size, .location = location};
 
     EMU_TRY(emu_policy_prefetched(allocation->region, ptr, size, location));
-    /* As driver 580 does (docs/develop/dispatch.rst): nothing moves, even once there is a context. */
+    /* As driver 580 does (docs/develop/dispatch.rst): if the device has no context at the call,
+     * nothing moves, even once it has one. */
     if (location.type == CU_MEM_LOCATION_TYPE_DEVICE && !emu_device_has_context(location.id)) {
         op.kind = EMU_OP_NOTHING;
     }
@@ -535,14 +536,14 @@ EMU_ENTRY(cuMemRangeGetAttributes, void **data, size_t *dataSizes,
 
 /* ---- locations ---- */
 
-/* One call of cuMemGetLocationInfo. The memory is one of the system where allocation is NULL. */
+/* One call of cuMemGetLocationInfo. For system memory, `allocation` is NULL. */
 struct location_query {
     const struct emu_allocation *allocation;
     CUdeviceptr ptr;
     size_t size, summary, sampling;
 };
 
-enum { NOWHERE = EMU_HOST_BIT + EMU_MAX_NODES }; /* behind the bits of places */
+enum { NOWHERE = EMU_HOST_BIT + EMU_MAX_NODES }; /* above the bits of places */
 
 static void
 note_mapped(CUdeviceptr start, CUdeviceptr end, void *argument)
@@ -552,8 +553,8 @@ note_mapped(CUdeviceptr start, CUdeviceptr end, void *argument)
     *(bool *)argument = true;
 }
 
-/* The bit of the place of an address. Where a device and the host have copies it is the device: no
- * recording says which one a driver names. */
+/* The number of the bit of the place of an address. If a device and the host have copies, it is
+ * that of the device: no recording shows which of them a driver names. */
 static int
 place_at(const struct location_query *q, CUdeviceptr at)
 {
@@ -571,7 +572,7 @@ place_at(const struct location_query *q, CUdeviceptr at)
     return places == 0 ? NOWHERE : __builtin_ctzll(places);
 }
 
-/* The first of the most common places of a part. */
+/* The most common place of a part, or the first of several. */
 static CUmemLocation
 common_location(const struct location_query *q, CUdeviceptr start, CUdeviceptr end)
 {
@@ -593,7 +594,8 @@ common_location(const struct location_query *q, CUdeviceptr start, CUdeviceptr e
                                                  .id = best - EMU_HOST_BIT};
 }
 
-/* By the header of CUDA 13.5. It says nothing of contexts and captures: the strictest answers. */
+/* By the header of CUDA 13.5, which does not mention contexts and captures. So calls without a
+ * context, and during a capture, are refused. */
 static CUresult
 check_location_query(struct location_query *q, const CUmemLocation *out)
 {

@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-/* Reads an attribute of memory, or of none (NULL), into the low bytes of a number: only little-endian
- * machines are supported. Returns its size, 0 for an unknown attribute. */
+/* Reads an attribute of an allocation, or of unknown memory (NULL), into the low bytes of *value,
+ * as on little-endian machines, the only ones that are supported. Returns the size of the
+ * attribute, 0 for an unknown one. */
 static size_t
 read_attribute(const struct emu_allocation *allocation, CUpointer_attribute attribute,
                CUdeviceptr ptr, uint64_t *value)
@@ -44,7 +45,7 @@ read_attribute(const struct emu_allocation *allocation, CUpointer_attribute attr
     return 0;
 }
 
-/* The allocation, or the memory that others have allocated and the driver has page-locked. */
+/* The allocation at an address, or else the memory there that cuMemHostRegister has page-locked. */
 static const struct emu_allocation *
 find_known(CUdeviceptr ptr)
 {
@@ -72,8 +73,8 @@ EMU_ENTRY(cuPointerGetAttribute, void *data, CUpointer_attribute attribute, CUde
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* The plural form accepts unknown pointers: it writes zeros, -2 as the device, and leaves the
- * outputs of the range alone. Outputs before an unknown attribute are written. */
+/* cuPointerGetAttributes accepts unknown pointers: it writes zeros, -2 as the device, and leaves
+ * the outputs of the range alone. Outputs before an unknown attribute are written. */
 static CUresult
 read_pointer_attributes(unsigned int number, const CUpointer_attribute *attributes, void **data,
                         CUdeviceptr ptr)

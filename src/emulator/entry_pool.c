@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Begins a function of pools. Measured (topic "capture, each call alone"): in a thread that a capture
- * forbids unsafe calls, all of them are refused, queries too. */
+/* Begins an entry point about pools. Measured (topic "capture, each call alone"): where a capture
+ * forbids unsafe calls to the thread, all these calls are refused, even queries. */
 #define BEGIN(function, ...)                         \
     EMU_BEGIN(function, EMU_CALL_WORK, __VA_ARGS__); \
     EMU_STEP(emu_capture_unsafe())
@@ -90,7 +90,7 @@ EMU_ENTRY(cuMemPoolGetAttribute, CUmemoryPool pool, CUmemPool_attribute attr, vo
     return emu_call_end(&call, read_pool_attribute(found, attr, value));
 }
 
-/* High-water marks can only be set to 0, current values cannot be set. */
+/* High-water marks can only be set to 0. Current values cannot be set. */
 static CUresult
 write_pool_attribute(struct emu_pool *pool, CUmemPool_attribute attribute, const void *value)
 {
@@ -231,7 +231,7 @@ EMU_ENTRY(cuMemSetMemPool, CUmemLocation *location, CUmemAllocationType type, CU
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* Older forms of these, which cuda.core calls. */
+/* Older forms of the three calls above, which cuda.core calls. */
 
 EMU_ENTRY(cuDeviceGetDefaultMemPool, CUmemoryPool *pool_out, CUdevice dev)
 {
@@ -256,7 +256,7 @@ EMU_ENTRY(cuDeviceSetMemPool, CUdevice dev, CUmemoryPool pool)
 
 /* ---- stream-ordered allocation ---- */
 
-/* The caller has the address at once, and the memory from this point of the stream on. */
+/* The caller gets the address at once. The memory can be used from this point of the stream on. */
 static CUresult
 allocate_from_pool(CUdeviceptr *out, size_t size, struct emu_pool *pool, struct emu_stream *stream)
 {

@@ -1,5 +1,5 @@
-/* Entry points: page-locking host memory that others have allocated. Such memory has no pages of this
- * driver: it lies in a list of its own, as the allocations that pointer queries and copies ask for. */
+/* Entry points: page-locking of host memory that was allocated elsewhere. Such memory has no
+ * region. A list of its own holds it as allocations, which pointer queries and copies look up. */
 #include "entries.h"
 
 #include <stdlib.h>

@@ -36,7 +36,7 @@ EMU_ENTRY(cuStreamDestroy_v2, CUstream hStream)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* The stream of a handle, for calls that no capture allows. */
+/* The stream of a handle, for calls that are refused during a capture. */
 static CUresult
 find_uncaptured(CUstream handle, struct emu_stream **out)
 {
@@ -56,8 +56,9 @@ EMU_ENTRY(cuStreamSynchronize, CUstream hStream)
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* A lazy stream with queued operations answers NOT_READY once and then runs them, so that
- * polling ends. In an eager one they wait for another thread. */
+/* If streams are lazy, a query runs the queued operations, but still answers NOT_READY once, so
+ * that polling ends. If they are eager, queued operations are those that wait for another
+ * thread. */
 EMU_ENTRY(cuStreamQuery, CUstream hStream)
 {
     struct emu_stream *stream = NULL;
@@ -125,7 +126,7 @@ EMU_ENTRY(cuStreamIsCapturing, CUstream hStream, CUstreamCaptureStatus *captureS
     return emu_call_end(&call, emu_capture_status(stream, captureStatus, NULL, &graph));
 }
 
-/* Every output but the status may be missing. No edge of these graphs has data. */
+/* Every output but the status may be NULL. No edge of these graphs has data. */
 EMU_ENTRY(cuStreamGetCaptureInfo_v3, CUstream hStream, CUstreamCaptureStatus *captureStatus_out,
           cuuint64_t *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out,
           const CUgraphEdgeData **edgeData_out, size_t *numDependencies_out)
@@ -322,7 +323,7 @@ EMU_ENTRY(cuStreamWaitEvent, CUstream hStream, CUevent hEvent, unsigned int Flag
     return emu_call_end(&call, queue_event_wait(stream, event));
 }
 
-/* The event of a handle, for calls that no capture allows. */
+/* The event of a handle, for calls that are refused during a capture. */
 static CUresult
 find_uncaptured_event(CUevent handle, const struct emu_event **out)
 {
@@ -333,7 +334,8 @@ find_uncaptured_event(CUevent handle, const struct emu_event **out)
     return (*out)->capture != NULL ? CUDA_ERROR_CAPTURED_EVENT : emu_capture_unsafe();
 }
 
-/* As for streams: a lazy event answers NOT_READY once, then the operations before it run. */
+/* As cuStreamQuery: if streams are lazy, the operations before the event run, but the answer is
+ * NOT_READY once. */
 EMU_ENTRY(cuEventQuery, CUevent hEvent)
 {
     const struct emu_event *event;

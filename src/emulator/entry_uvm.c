@@ -1,6 +1,6 @@
-/* The files of the nvidia-uvm module: open, ioctl, poll and close of /dev/nvidia-uvm-tools, and
- * the process's own /dev/nvidia-uvm, with the module's numbers and layouts. They stand for the
- * system calls; the descriptors are numbers that no kernel gives out. */
+/* The files of the nvidia-uvm module: open, ioctl, poll and close of /dev/nvidia-uvm-tools, and the
+ * process's own /dev/nvidia-uvm, with the module's numbers and layouts. These functions stand for
+ * the system calls; the descriptors are numbers that no kernel gives out. */
 #include "control.h"
 
 #include <errno.h>
@@ -100,8 +100,8 @@ emu_uvm_close(int file)
     return listener != NULL ? 0 : fail_with(EBADF);
 }
 
-/* The branch of the module that it is, by its requests: 550 for all before 560, 560, or 565 for
- * all from there on. */
+/* The branch of the module whose requests are emulated: 550 stands for all before 560, and 565 for
+ * all from 565 on. */
 static int
 branch(void)
 {
@@ -182,7 +182,7 @@ list_processors(struct uuids_request *request)
     }
 }
 
-/* Touches that nobody has noticed yet happened before the flush. */
+/* First notices the touches so far, because they happened before the flush. */
 static uint32_t
 flush(void)
 {
@@ -255,7 +255,7 @@ emu_uvm_ioctl(int file, unsigned long request, void *argument)
     return result;
 }
 
-/* Polls the kernel's files, for at most these milliseconds. */
+/* Polls the kernel's files, at most for `milliseconds`. */
 static int
 poll_others(struct pollfd *files, unsigned long count, int milliseconds)
 {
@@ -296,8 +296,8 @@ poll_queues(struct pollfd *files, unsigned long count)
     return ready;
 }
 
-/* Readable from a half full queue on, as the module wakes its clients. A queue is looked at every
- * millisecond; files with other numbers are the kernel's. */
+/* A queue is readable once it is half full, as the module wakes its clients. Queues are checked
+ * every millisecond. Files with other numbers are the kernel's. */
 int
 emu_uvm_poll(struct pollfd *files, unsigned long count, int milliseconds)
 {

@@ -1,22 +1,22 @@
 /* Entry points: reserved addresses, and the memory of a device or of the host that is mapped there.
  *
  * No recording has these calls yet: they check what CUDA's documentation says. Mapped memory is an
- * allocation in the region of its addresses. While it is not mapped, its bytes wait elsewhere, so
- * memory is mapped at one address at a time; a driver allows several. */
+ * allocation in the region of its addresses. While memory is not mapped, its chunk keeps the bytes.
+ * So memory is mapped at one address at a time; a real driver allows several. */
 #include "entries.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* Memory with a handle, as long as the handle or a mapping of it lives. */
+/* Memory of cuMemCreate. It lives as long as its handle or a mapping of it. */
 struct chunk {
     struct chunk *next;
     size_t size;
     enum emu_kind kind;
     struct emu_device *device;
     struct emu_allocation *mapped;
-    unsigned char *bytes; /* those of the time when it was mapped last */
+    unsigned char *bytes; /* the contents while it is not mapped */
     bool released;
 };
 
@@ -35,7 +35,7 @@ emu_virtual_count(void)
     size_t count = 0;
 
     for (const struct chunk *c = chunks; c != NULL; c = c->next) {
-        count += c->mapped == NULL; /* the others are allocations */
+        count += c->mapped == NULL; /* mapped memory counts as an allocation */
     }
     for (const struct reservation *r = reservations; r != NULL; r = r->next) {
         count++;
@@ -154,7 +154,7 @@ EMU_ENTRY(cuMemCreate, CUmemGenericAllocationHandle *handle, size_t size,
     return emu_call_end(&call, result);
 }
 
-/* Memory ends with its handle and its mapping. */
+/* Frees memory if its handle is released and it is not mapped. */
 static void
 end_chunk(struct chunk *ended)
 {
@@ -294,7 +294,7 @@ EMU_ENTRY(cuMemSetAccess, CUdeviceptr ptr, size_t size, const CUmemAccessDesc *d
     return emu_call_end(&call, CUDA_SUCCESS);
 }
 
-/* It waits for nothing: work that is queued finds no memory. */
+/* Does not wait for queued work, which will find no memory. */
 static void
 unmap_chunk(struct chunk *c)
 {

@@ -31,7 +31,8 @@ emu_fault_arm(const char *function, unsigned int nth, CUresult code, int flags)
     return true;
 }
 
-/* Removes the fault for this call from the list. Returns its former index, or -1. */
+/* Counts a call for all armed failures of it, and removes the first that is due from the list.
+ * Returns its former index, or -1. */
 static int
 take_fault(const char *function, CUresult *code, bool *after)
 {

@@ -1,9 +1,9 @@
 /* Frames: the blocks of 2 MiB that managed memory takes of a device.
  *
- * As in the kernel module (uvm_pmm_gpu.c, uvm_va_block.c), the first page of a block that comes to a
- * device takes a frame for the block. It stays when the pages leave, until the memory is freed or
- * something else needs memory: first frames without pages, then frames of discarded blocks, then
- * the frames whose block came to the device longest ago. */
+ * As in the kernel module (uvm_pmm_gpu.c, uvm_va_block.c), the first page of a block that comes to
+ * a device takes a frame for the block. The frame stays when the pages leave, until the memory is
+ * freed or something else needs memory. Frames without pages are evicted first, then frames of
+ * discarded blocks, then the frames whose block came to the device longest ago. */
 #include "emulator.h"
 
 #include <assert.h>

@@ -214,7 +214,7 @@ copy_node(struct emu_graph *graph, const struct emu_node *node)
     struct emu_node *made;
     CUresult result = emu_nodes_set(&waits, node->waits.list, node->waits.count);
 
-    assert(waits.count == 0 || graph->nodes.list != NULL); /* copies of the nodes before it */
+    assert(waits.count == 0 || graph->nodes.list != NULL); /* copies of all earlier nodes */
     for (size_t i = 0; i < waits.count; i++) {
         waits.list[i] = graph->nodes.list[waits.list[i]->index];
     }

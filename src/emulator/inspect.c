@@ -46,7 +46,7 @@ emu_fail(const char *function, unsigned int nth, int code, int flags)
         return count;           \
     }
 
-/* With what is mapped nowhere. */
+/* Includes reserved ranges and memory that is not mapped. */
 static size_t
 count_allocations(void)
 {

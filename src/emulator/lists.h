@@ -1,4 +1,5 @@
-/* Lists of the emulated driver: pointers to a first item, whose member `next` leads to the others. */
+/* Lists of the emulated driver: pointers to a first item, whose member `next` leads to the
+ * others. */
 #ifndef MANAGEDMEM_EMULATOR_LISTS_H
 #define MANAGEDMEM_EMULATOR_LISTS_H
 

@@ -1,6 +1,6 @@
 /* The mutex that guards the emulated machine, and the two conditions of every call: cuInit has
- * succeeded, and in this process, not in a parent. Also ends the process where a real driver would
- * crash. */
+ * succeeded, and it did so in this process, not in a parent. Also ends the process where a real
+ * driver would crash. */
 #include "emulator.h"
 
 #include <stdio.h>
@@ -41,8 +41,9 @@ emu_broadcast(void)
     pthread_cond_broadcast(&condition);
 }
 
-/* As with a real driver, a forked child cannot use it. The mutex is held during the fork, so
- * that the child does not inherit it from a thread that does not exist there. */
+/* As with a real driver, a forked child cannot use the library. The forking thread holds the mutex
+ * during the fork, so that the child does not inherit it from a thread that does not exist
+ * there. */
 static void
 after_fork(void)
 {

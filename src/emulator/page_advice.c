@@ -139,7 +139,8 @@ emu_policy_check(CUmem_range_attribute attribute, const void *data, size_t size)
     return size == sizeof(int) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The advice that all pages of a range share. A location that differs between pages becomes none. */
+/* The advice that all pages of a range share. A location that differs between pages becomes
+ * none. */
 static struct emu_policy
 common_policy(const struct emu_region *region, size_t first, size_t end)
 {
@@ -160,7 +161,8 @@ common_policy(const struct emu_region *region, size_t first, size_t end)
     return common;
 }
 
-/* A location in the attributes with one number: the ordinal, -1 for any host, -2 for none. */
+/* A location as the attributes with one number give it: the ordinal of a device, -1 for the host
+ * and its nodes, -2 for none. */
 static int
 as_ordinal(int type, int id)
 {

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Not in the headers of older systems. Linux has the last advice from 5.18 on. */
+/* Not in the headers of older systems. Linux has the last of these from 5.18 on. */
 enum { LOCK_ON_FAULT = 1, ADVICE_POPULATE_WRITE = 23, ADVICE_DONTNEED_LOCKED = 24 };
 
 /* The argument of PAGEMAP_SCAN, which Linux has from 6.7 on. */
@@ -61,7 +61,8 @@ emu_map_page_size(void)
     return size;
 }
 
-/* One request that fills all of its spans, or ends before `end`, is followed by another. */
+/* Repeats the request until it has reached `end`: one request ends when all of its spans are
+ * filled. */
 static bool
 scan(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument)
 {
@@ -88,7 +89,7 @@ scan(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument)
     return true;
 }
 
-/* Reads the file's contents instead, one entry for each page. */
+/* For kernels without PAGEMAP_SCAN: reads the contents of the file, one entry for each page. */
 static bool
 read_entries(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *argument)
 {
@@ -136,7 +137,7 @@ emu_map_visit(CUdeviceptr start, CUdeviceptr end, emu_span_visit visit, void *ar
     return read_entries(start, end, visit, argument);
 }
 
-/* A kernel that is short of memory unmaps pages, and the host would seem not to have touched them.
+/* A kernel that is short of memory unmaps pages, which would then seem untouched by the host.
  * Locked pages stay mapped. A process without the right to lock memory locks up to
  * RLIMIT_MEMLOCK. */
 void
@@ -158,14 +159,14 @@ emu_map_advise(CUdeviceptr start, size_t size, int advice)
     if (advice == MADV_DONTNEED && madvise(address, size, ADVICE_DONTNEED_LOCKED) == 0) {
         return true;
     }
-    /* The sanitizers' munlock() does nothing. */
+    /* The munlock() of sanitizers does nothing, so this is the system call. */
     return madvise(address, size, advice) == 0
            || (errno == EINVAL && syscall(SYS_munlock, address, size) == 0
                && madvise(address, size, advice) == 0);
 }
 
-/* A write fault maps one page; a read fault maps pages around it too. Linux has the advice from
- * 5.14 on. Where memory is short it fails, and the pages stay unmapped. */
+/* Uses write faults, because a read fault maps pages around it too. Linux has an advice for this
+ * from 5.14 on. If memory is short, the advice fails, and the pages stay unmapped. */
 void
 emu_map_fill(CUdeviceptr start, size_t size)
 {

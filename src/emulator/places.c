@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* A larger move to the host is mapped only by its accesses: its pages may never have been written,
- * and would all take memory. */
+/* A larger move to the host leaves the pages unmapped until they are accessed: pages that were
+ * never written would all take memory. */
 static const size_t MAPPED_AT_ONCE = (size_t)256 << 20;
 
 struct emu_counters emu_counted;

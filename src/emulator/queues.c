@@ -1,9 +1,10 @@
-/* The operations of streams: queueing and running them. No thread works in the background: the
- * call that queues (eager) or waits (lazy) runs the operations, in an order that depends only
- * on the calls made.
+/* The operations of streams: queueing and running them. No thread works in the background: the call
+ * that queues (eager) or waits (lazy) runs the operations, in an order that depends only on the
+ * calls made.
  *
- * An operation waits for points in other streams. Points are named by numbers, not pointers: a
- * deleted stream has reached all of its points. */
+ * An operation waits for points in other streams. Points have the id of their stream, not a
+ * pointer, because it can be deleted: a deleted stream counts as having reached all of its
+ * points. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -69,7 +70,7 @@ run_host_call(void *argument)
     return NULL;
 }
 
-/* The function runs in a thread of the driver, as in a real one. The caller waits for it. */
+/* Runs the function in another thread, as a real driver does, and waits for that thread. */
 static void
 run_function(const struct emu_op *op)
 {
@@ -133,9 +134,9 @@ run_op(const struct emu_op *op, int device)
     }
 }
 
-/* Runs the first operation of a stream. False: it has to wait for a thread, and `block` is
- * false. The stream is marked as running throughout, so that it and the operation outlive the
- * unlocked moments. */
+/* Runs the first operation of a stream. False: the operation has to wait for another thread, and
+ * `block` is false. The stream is marked as running meanwhile, so that the stream and the operation
+ * outlive the moments without the mutex. */
 static bool
 run_head(struct emu_stream *stream, bool block)
 {
@@ -184,7 +185,7 @@ run_until(uint64_t id, uint64_t serial, bool block)
     return true;
 }
 
-/* Runs operations that another thread queued behind a host function while it ran. */
+/* Runs operations that another thread queued behind a host function while that function ran. */
 static void
 run_unblocked(void)
 {
@@ -297,7 +298,8 @@ add_wait(struct emu_op *op, uint64_t stream, uint64_t serial)
     op->waits++;
 }
 
-/* Makes the legacy stream wait for all blocking streams of its context, and them for it. */
+/* Makes operations of the legacy stream wait for all blocking streams of its context, and
+ * operations of these wait for the legacy stream. */
 static void
 add_legacy_waits(const struct emu_stream *stream, struct emu_op *op)
 {

@@ -6,8 +6,8 @@
  * do not inherit managed memory, as on a real system.
  *
  * The memory of the window is shared memory without a name, mapped twice: for the host, and for the
- * emulated devices. So pages can be unmapped for the host without losing their bytes, and the devices
- * reach the bytes without mapping them for the host. */
+ * emulated devices. So pages can be unmapped for the host without losing their bytes, and the
+ * devices reach the bytes without mapping them for the host. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -54,7 +54,8 @@ map_file(int file, size_t size)
     return mmap(NULL, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
 }
 
-/* A file in memory, or -1. Older C libraries have no function for it, and older headers no number. */
+/* The descriptor of a file in memory, or -1. Older C libraries lack memfd_create(), and older
+ * headers its number. */
 static int
 open_memory(void)
 {
@@ -67,8 +68,8 @@ open_memory(void)
 #endif
 }
 
-/* The mappings keep the file, and nobody needs its descriptor. A file beyond the limit on the size
- * of files would end the process. */
+/* The descriptor is closed, because the mappings keep the file. A file larger than RLIMIT_FSIZE
+ * would end the process. */
 static bool
 map_file_twice(size_t size, struct mapping *out)
 {
@@ -88,7 +89,7 @@ map_file_twice(size_t size, struct mapping *out)
     return out->host != MAP_FAILED && out->devices != MAP_FAILED;
 }
 
-/* Maps without a file descriptor and a file size, which valgrind does not support. */
+/* Maps without a file, for example under valgrind, which does not support the other way. */
 static bool
 map_anonymous_twice(size_t size, struct mapping *out)
 {
@@ -165,7 +166,7 @@ emu_bytes(CUdeviceptr ptr)
     return (unsigned char *)(uintptr_t)(inside ? ptr + devices_offset : ptr);
 }
 
-/* Makes the pages of a region accessible, or not. */
+/* Makes the pages of a region accessible or inaccessible in both mappings. */
 static bool
 protect(const struct emu_region *region, int protection)
 {

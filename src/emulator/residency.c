@@ -1,6 +1,7 @@
-/* Residency: the operations that change the places of pages: prefetch, discard. touches.c evicts.
+/* Residency: prefetch and discard, which change the places of pages. Evictions are in touches.c.
  *
- * They change the books and the host's page table when the operation runs in its stream. */
+ * Both change the records of places and the host's page table when the operation runs in its
+ * stream. */
 #include "emulator.h"
 
 #include <stdlib.h>
@@ -35,7 +36,7 @@ discard_run(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Frames of blocks that are discarded at once go before those in use. */
+/* Blocks that one discard covers as a whole are evicted before blocks in use. */
 static void
 mark_discarded_blocks(const struct emu_region *region, size_t first, size_t end)
 {
@@ -48,8 +49,7 @@ mark_discarded_blocks(const struct emu_region *region, size_t first, size_t end)
     }
 }
 
-/* Measured (topic "discarded bytes"): only pages inside the range are discarded, not those that
- * it cuts. */
+/* Measured (topic "discarded bytes"): only pages that lie wholly inside the range are discarded. */
 void
 emu_pages_discard(struct emu_region *region, CUdeviceptr ptr, size_t size)
 {
@@ -129,7 +129,7 @@ move_run(union emu_value *value, size_t first, size_t end, void *argument)
     emu_places_set(move->region, value, first, end, bit);
 }
 
-/* Maps pages that come to the host, and unmapped pages that were there. */
+/* Moves a run. If its destination is the host, also maps pages that were not mapped there. */
 static void
 move_and_map_run(union emu_value *value, size_t first, size_t end, void *argument)
 {
@@ -151,8 +151,8 @@ move_pages(struct page_move *move, size_t first, size_t end)
     }
 }
 
-/* Block by block, because a block may evict another of the same memory. Pages that do not fit stay
- * in place; the call has already returned success. */
+/* Moves block by block, because a block may evict another of the same memory. Pages that do not fit
+ * stay in place; the call has already returned success. */
 static void
 move_to_device(struct page_move *move, size_t first, size_t end, int device)
 {

@@ -26,7 +26,7 @@ emu_runs_free(struct emu_runs *runs)
     memset(runs, 0, sizeof *runs);
 }
 
-/* The index of the run with a page. */
+/* The index of the run that contains a page. */
 static size_t
 run_index(const struct emu_runs *runs, size_t page)
 {
@@ -156,7 +156,7 @@ emu_runs_walk(struct emu_runs *runs, size_t first, size_t end, emu_run_change ch
         merge_between(runs, i > 0 ? i - 1 : 0, i + 1);
         i = run_index(runs, at);
     }
-    last = run_index(runs, end); /* the walk can end before it and leave the split */
+    last = run_index(runs, end); /* the walk can skip the run before `end`: merge there */
     merge_between(runs, last > 0 ? last - 1 : 0, last);
     return true;
 }

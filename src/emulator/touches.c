@@ -1,4 +1,5 @@
-/* Touches: accesses by processors, which fault and move or copy pages, and the room that this takes.
+/* Touches: accesses by processors, which fault and move or copy pages, and the room that this
+ * takes.
  *
  * Emulated devices and emu_touch touch by calls. The host touches by its own loads and stores:
  * pages that it does not hold are not mapped, so a page that the kernel's page map shows as mapped
@@ -11,7 +12,7 @@ struct touch {
     struct emu_region *region;
     uint64_t bit; /* of the toucher */
     bool write;
-    bool seen; /* in the page map, where the pages are mapped already */
+    bool seen; /* the page map shows the touch, so the pages are mapped already */
     bool full; /* the toucher has no room for the pages */
     const union emu_value *policy;
 };
@@ -33,7 +34,7 @@ mapped_remotely(const struct emu_policy *policy, uint64_t places, uint64_t bit)
     return (emu_preferred_bit(policy) & places) != 0;
 }
 
-/* A device that may not, or need not, have the page itself. */
+/* Counts and records that a device accesses a run in place. */
 static void
 access_remotely(union emu_value *value, size_t first, size_t end, const struct touch *touch)
 {
@@ -46,8 +47,9 @@ access_remotely(union emu_value *value, size_t first, size_t end, const struct t
     }
 }
 
-/* As in the kernel module, pages that nothing holds are populated at their preferred location, if
- * the toucher reaches them there. A preferred host does not map them. */
+/* The place where pages without any copy are populated: the toucher's, or the host if a device has
+ * no room. As in the kernel module, it is also the host if the pages prefer it and the device can
+ * access them there. The host does not map them. */
 static uint64_t
 first_place(const struct touch *touch)
 {
@@ -64,9 +66,9 @@ first_place(const struct touch *touch)
 
 enum outcome {
     STAYS, /* the toucher has the page */
-    REMOTE, /* it reaches the page where it is */
-    ELSEWHERE, /* the page is populated at another place, where it reaches it */
-    COMES, /* the page comes to it */
+    REMOTE, /* the toucher accesses the page in place */
+    ELSEWHERE, /* the page is populated at another place, and accessed there */
+    COMES, /* the page comes to the toucher */
 };
 
 static enum outcome
@@ -87,7 +89,8 @@ outcome_of(const union emu_value *value, const struct touch *touch)
     return COMES;
 }
 
-/* Counts and records the faults of a run, and their copies. Returns the places after them. */
+/* Counts and records the faults on a run, and the moves and copies by them. Returns the places of
+ * the run after that. */
 static uint64_t
 fault_run(const union emu_value *value, size_t first, size_t end, const struct touch *touch)
 {
@@ -111,7 +114,7 @@ fault_run(const union emu_value *value, size_t first, size_t end, const struct t
     return bit;
 }
 
-/* A write ends the other copies of a page, and a discard. */
+/* A write ends the discard of a page, and leaves only the copy that is written. */
 static void
 write_run(union emu_value *value, size_t first, size_t end, const struct touch *touch,
           uint64_t place)
@@ -169,7 +172,7 @@ touch_runs(struct touch *touch, size_t first, size_t end)
     }
 }
 
-/* True if any page comes to the toucher where it has room. */
+/* True if any page would come to the toucher if it has room. */
 static bool
 needs_room(struct touch touch, size_t first, size_t end)
 {
@@ -233,7 +236,7 @@ end_written_discards(struct emu_region *region, size_t first, size_t end)
     }
 }
 
-/* Takes a run of mapped pages as touched. */
+/* Treats a run of mapped pages as touched. */
 static void
 touch_seen(CUdeviceptr start, CUdeviceptr stop, void *argument)
 {
@@ -263,7 +266,7 @@ populate(union emu_value *value, size_t first, size_t end, void *argument)
     }
 }
 
-/* Without a page map only first touches show: the kernel knows the pages that exist. */
+/* Without a page map, only first touches can be noticed: mincore() shows which pages exist. */
 static void
 observe_existing(struct emu_region *region, size_t first, size_t end)
 {
@@ -287,7 +290,8 @@ observe_existing(struct emu_region *region, size_t first, size_t end)
     }
 }
 
-/* Looks at the page map around all pages whose touches would show. */
+/* Reads the page map of the part with all pages whose touches would show: those that the host does
+ * not hold, and discarded ones. */
 static void
 observe(struct touch *touch, size_t first, size_t end)
 {
@@ -363,8 +367,9 @@ evict_run(union emu_value *value, size_t first, size_t end, void *argument)
     emu_places_set(eviction->region, value, first, end, host);
 }
 
-/* Evicts the next frame. Touches of its block that the page map shows, by the host or by `seer`,
- * came before, and can make another frame the next. False: out of memory. */
+/* Evicts the next frame. First notices the touches of its block that the page map shows, as touches
+ * by the place `seer`: they can make another frame the next one, and then nothing is evicted yet.
+ * False: out of memory. */
 static bool
 evict_next(struct emu_device *device, CUdeviceptr incoming, uint64_t seer)
 {
@@ -407,7 +412,7 @@ emu_room_make(struct emu_device *device, size_t bytes, CUdeviceptr incoming)
     return make_room(device, bytes, incoming, (uint64_t)1 << EMU_HOST_BIT);
 }
 
-/* `seen`: the device's touches are in the page map. */
+/* With `seen`, mapped pages were touched by the device. */
 static bool
 take_room(struct emu_region *region, size_t page, uint64_t device, bool seen)
 {

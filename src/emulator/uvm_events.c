@@ -46,7 +46,7 @@ struct emu_listener {
 static struct emu_listener *listeners;
 static uint64_t flushes, records_made;
 static struct {
-    bool set; /* else as configured */
+    bool set; /* false: as configured */
     unsigned int value;
 } faults[EMU_QUEUE_FAULTS];
 
@@ -258,7 +258,7 @@ write_record(const struct record *record)
     }
 }
 
-/* The clock of the module's times. */
+/* The time in nanoseconds, by the clock that the module uses. */
 static uint64_t
 now(void)
 {
@@ -285,7 +285,7 @@ processors_of(uint64_t places)
 
 /* ---- records of each type ---- */
 
-/* The part of [start, stop) from `at` to the end of its unit, a power of two. */
+/* The bytes from `at` to the end of its unit (a power of two), but at most to `stop`. */
 static size_t
 part_at(CUdeviceptr at, CUdeviceptr stop, size_t unit)
 {
@@ -313,7 +313,7 @@ emu_uvm_migrated(CUdeviceptr start, size_t size, uint64_t from, uint64_t to,
     }
 }
 
-/* The host faults page by page. The record names the thread whose call noticed it. */
+/* The host faults page by page. The record names the thread whose call noticed the fault. */
 void
 emu_uvm_host_faulted(CUdeviceptr start, size_t size, bool write)
 {
@@ -372,7 +372,7 @@ emu_uvm_unduplicated(CUdeviceptr start, size_t size, uint64_t place)
     }
 }
 
-/* In blocks of 2 MiB. The cause is the policy of the pages. */
+/* Writes a record for each block of 2 MiB. The cause is the policy of the pages. */
 void
 emu_uvm_mapped_remotely(CUdeviceptr start, size_t size, uint64_t from, uint64_t to)
 {
