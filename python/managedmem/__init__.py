@@ -157,7 +157,7 @@ else:
         if name in _MODULES:
             try:
                 return _import_module(f"managedmem.{name}")
-            except ImportError as error:  # of the library, without which hasattr() is False
+            except ImportError as error:  # hasattr() is False if the library is missing
                 raise AttributeError(str(error)) from error
         if name not in _FILES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""A buffer as HTML for notebooks: its name and shape, a strip of its pages by place, one by advice.
+"""A buffer as HTML for notebooks: name, shape, and strips of its pages by place and by advice.
 
-Only the records of pages are read, which touches and moves none, waits for no device and breaks no
-capture. A part that cannot be read is replaced by the reason.
+This reads only the driver's records of pages: it touches and moves no page, waits for no device and
+breaks no capture. A part that cannot be read is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from managedmem._strips import MIXED, fold, html_of
 from managedmem._units import label_text, size_text
 
 PAGEWISE = 64 << 20
-"""The advice of so many bytes is read page by page, which takes 3 ms at most."""
+"""Up to this many bytes, advice is read page by page, which takes 3 ms at most."""
 PARTS = 32
-"""The advice of more bytes is read in at most so many parts. Where the pages of a part differ in a
-property, the part has the default of that property."""
+"""The advice of more bytes is read in at most this many parts. A part whose pages differ in a
+property is shown with the default of that property."""
 MOST = 16 << 30
-"""The places of more bytes are not read, which would take longer than 30 ms."""
+"""The places of more bytes than this are not read: that would take longer than 30 ms."""
 SHADES = (colours.PURPLE, colours.SKY, colours.YELLOW, colours.VERMILION, colours.BLACK)
 NONE, OTHER = "none", "other"
 LONGEST = 300
-"""A reason is cut to so many characters."""
+"""A reason is cut to this many characters."""
 
 Advice = tuple[bool, Device | Host | None, frozenset[Device | Host]]
 
@@ -54,7 +54,7 @@ def runs_of(buffer: ManagedBuffer) -> Iterator[tuple[int, int, str]]:
 
 
 def advice_strip(buffer: ManagedBuffer) -> str:
-    """The advice of a buffer as HTML: words if it is one, else a strip."""
+    """The advice of a buffer as HTML: words if all pages have the same, else a strip."""
     runs = list(runs_of(buffer))
     sizes: dict[str, int] = {}
     for _, nbytes, text in runs:
@@ -87,7 +87,7 @@ def heading(buffer: ManagedBuffer) -> str:
 
 
 def html_of_buffer(buffer: ManagedBuffer) -> str | None:
-    """The buffer as HTML; None, for which IPython shows the repr, if even its name fails."""
+    """The buffer as HTML. None if even its name fails: IPython then shows the repr."""
     try:
         html = heading(buffer)
         if buffer.is_closed or not buffer.nbytes:

@@ -9,8 +9,8 @@ from types import FrameType
 def caller() -> tuple[FrameType, int]:
     """The first frame outside of this package, and its stacklevel for the caller of this function.
 
-    Functions of this package call the extension too, such as zeros() and the pools of torch and
-    CuPy.
+    Frames of this package are skipped, because its own functions call the extension too, such as
+    zeros() and the pools of torch and CuPy.
     """
     level = 1
     frame = sys._getframe(1)

@@ -49,7 +49,7 @@ class Capabilities:
     ``discard``, ``traces`` and ``residency`` are operations of this library.
     ``memory_pools_supported`` is for DeviceMemoryResource, ``managed_pools`` for
     ManagedMemoryResource(pooled=True). A ManagedWorkingSet needs ``concurrent_managed_access``; a
-    WorkingSet and managedmem.torch.offload() need none of them.
+    WorkingSet and managedmem.torch.offload() need none of these abilities.
     """
 
     devices: tuple[Device, ...]
@@ -89,7 +89,7 @@ class Capabilities:
     page_migration: bool
     """Pages move to all devices. If False, prefetch, read_mostly and discard do nothing on some."""
     mapped_access: bool
-    """Devices reach memory of the host in place, as accessed_by asks; else each access moves it."""
+    """Devices reach host memory in place, as accessed_by asks. If False, each access moves it."""
     trace_source: str
     """The source of events in words; "" without one."""
     _reasons: tuple[tuple[str, str], ...] = field(default=())
@@ -122,10 +122,11 @@ def capabilities(device: _Device | None = None) -> Capabilities:
         The device; None for all devices. Managed pools, batch prefetches, discards and residency
         depend on all devices of the system, even if one is given.
 
-    Every call asks the driver and the system. The answer is about the system: an operation with
-    unsupported="skip" also passes over memory that it cannot act on. The first call starts a short
-    trace, to learn whether traces work; a running trace() already shows it. It also lets each
-    device read 64 KiB of the host in place, to learn whether they stay there.
+    Every call asks the driver and the system. The answer is about the system, not about a piece of
+    memory: an operation with unsupported="skip" also passes over memory that it cannot act on. The
+    first call starts a short trace, to learn whether traces work, unless a trace() runs, which
+    shows that they do. It also lets each device read 64 KiB of host memory in place, to learn
+    whether the pages stay on the host.
 
     Raises DriverNotFoundError and DriverTooOldError without a usable driver, ValueError for a
     device that does not exist and for other objects. Safe from every thread. Driver:
@@ -180,7 +181,7 @@ def _lacking(devices: Sequence[Device], name: str) -> str:
 
 
 def _find_trace_source() -> tuple[str, str]:
-    """The source of events in words, and the reason if it is missing: one of them is empty."""
+    """The source of events in words, and the reason if there is none: one of the two is empty."""
     global _trace_detail  # noqa: PLW0603
     if not _trace_detail:
         attempt = trace(limit=1000, sync=False)
@@ -205,7 +206,7 @@ def _integrated_obstacle(devices: Sequence[Device]) -> str:
 
 
 def _mapping_obstacle(devices: Sequence[Device]) -> str:
-    """The devices whose reads move host memory that they should reach in place, or ""."""
+    """A sentence with the devices whose reads move host pages, which they should not, or ""."""
     for device in devices:
         if device not in _reads_in_place:
             try:
@@ -221,8 +222,8 @@ def _mapping_obstacle(devices: Sequence[Device]) -> str:
 def _reads_host_in_place(device: Device) -> bool:
     """True if pages stay on the host while the device copies from them."""
     if device.direct_managed_mem_access_from_host:
-        return True  # host and device are coherent, and the page map does not show it
-    with ThreadPoolExecutor(1) as thread:  # whose current device it is
+        return True  # host and device are coherent, and the page map does not show places
+    with ThreadPoolExecutor(1) as thread:  # set_current() must not change the caller's device
         return thread.submit(_read_on_current_device, device).result()
 
 

@@ -11,9 +11,9 @@ ORANGE, SKY, GREEN, YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 BLUE, VERMILION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 
 HOST, DEVICE, MIXED, UNKNOWN, COPIES = BLUE, ORANGE, DARK, LIGHT, SKY
-"""Places of pages. Mixed ones share one cell of a picture."""
+"""Places of pages. MIXED is a cell of a picture with pages in several places."""
 DEVICES = (ORANGE, PURPLE, VERMILION, YELLOW, GREEN)
-"""The first devices, where a picture has several."""
+"""The colours of the first devices in a picture of several devices."""
 
 TO_DEVICE, TO_DEVICE_BY_FAULT = VERMILION, ORANGE
 TO_HOST, TO_HOST_BY_FAULT = BLUE, SKY

@@ -58,8 +58,8 @@ _NO_NUMBER_KINDS = "OUS"  # the kinds of dtypes that NumPy gives to objects and 
 
 _HOST_DLPACK_DEVICES = (1, 3, 13)  # kDLCPU, kDLCUDAHost, kDLCUDAManaged
 
-_CHUNK = 1 << 20  # bytes that the host writes while other threads wait for it
-_PATTERN_ON_DEVICE = 64 << 10  # bytes of a pattern that are copied to a device first
+_CHUNK = 1 << 20  # bytes that the host writes at a time, while it holds the GIL
+_PATTERN_ON_DEVICE = 64 << 10  # bytes of a pattern from the host, which the device then repeats
 
 
 def _check_number(value: Any) -> None:
@@ -121,7 +121,7 @@ def _store_on_host(buffer: ManagedBuffer, pieces: Iterable[bytes | memoryview]) 
 
 
 def _store(buffer: ManagedBuffer, by_device: bool, data: memoryview) -> None:
-    """Write as many bytes as the buffer has."""
+    """Write `data`, which has as many bytes as the buffer."""
     if not by_device:
         _store_on_host(buffer, (data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)))
         return
@@ -161,9 +161,9 @@ def _made(
     write: Callable[[ManagedBuffer, bool], None],
     is_copied: bool = False,
 ) -> ManagedBuffer:
-    """A buffer whose contents are written and complete; nothing is left of one that fails.
+    """Allocate a buffer and write its contents, which are complete on return.
 
-    The host writes, unless the place is a device or the driver copies.
+    The host writes, unless the place is a device or the driver copies. A failure frees the buffer.
     """
     device = memory.writing_device()
     place = device if memory.prefetch is None else memory.prefetch
@@ -180,7 +180,7 @@ def _made(
     by_device = is_copied or device is not None
     try:
         write(buffer, by_device)
-        # The current device may have taken the pages of another place to itself.
+        # The writes may have moved the pages to the current device, away from the wanted place.
         if by_device and memory.prefetch not in (None, Device()):
             buffer.prefetch(memory.prefetch)
     except BaseException:
@@ -208,7 +208,7 @@ def _is_known_to_numpy(source: Any) -> bool:
 
 
 def _imported_dlpack(numpy: Any, source: Any) -> Any:
-    """NumPy's view of an object with DLPack only, which numpy.asarray() takes for one element."""
+    """NumPy's view of an object that has only DLPack: numpy.asarray() would make it one element."""
     kind = int(source.__dlpack_device__()[0])
     if kind not in _HOST_DLPACK_DEVICES:
         raise TypeError(
@@ -220,7 +220,7 @@ def _imported_dlpack(numpy: Any, source: Any) -> Any:
 
 
 def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> ManagedBuffer:
-    """From anything that NumPy makes an array of; `given` is the argument of asarray()."""
+    """A buffer from anything that NumPy makes an array of; `given` is the argument of asarray()."""
     try:
         numpy = import_module("numpy")
     except ModuleNotFoundError as error:
@@ -237,7 +237,7 @@ def _from_numpy(source: Any, dtype: Any, memory: _Memory, given: Any) -> Managed
         array = numpy.asarray(source, _numpy_dtype(dtype))
     except TypeError:
         if hasattr(source, "dtype"):
-            DType(source.dtype)  # raises for one that buffers do not have, and says what to do
+            DType(source.dtype)  # raises, with advice, for a type that buffers do not have
         raise
     if array.dtype.kind in _NO_NUMBER_KINDS and not hasattr(given, "dtype"):
         is_path = isinstance(given, str | PathLike)
@@ -318,7 +318,7 @@ def _from_any(data: Any, dtype: Any, memory: _Memory) -> ManagedBuffer:
     if hasattr(type(data), "__array__"):
         return _from_numpy(data, dtype, memory, data)
     try:
-        view = memoryview(data)  # the elements of bytes, which are text for NumPy
+        view = memoryview(data)  # NumPy would take bytes for text, not for elements
     except TypeError:
         return _from_numpy(data, dtype, memory, data)
     with view:
@@ -339,11 +339,11 @@ def zeros(
 ) -> ManagedBuffer:
     """Allocate managed memory for an array and fill it with 0.
 
-    Parameters are those of empty(). The memory is filled where it will live: if ``prefetch`` is, or
-    else the policy prefers, a device, the pages are prefetched there and the current device fills
-    them; otherwise the host does. The contents are complete when the call returns, for every stream
-    and for the host. Pages that the current device took from another one follow in the default
-    stream.
+    Parameters are those of empty(). The memory is filled where it will live. If ``prefetch`` is a
+    device, or without it the policy prefers one, the pages are prefetched there and the current
+    device fills them; otherwise the host fills them. The contents are complete when the call
+    returns, for every stream and for the host. If ``prefetch`` is not the current device, the
+    filled pages are prefetched to it again, in the default stream.
 
     Raises as empty() does, and CUDAError when the driver fails; the memory is then freed. Safe from
     every thread. Driver: cuMemAllocManaged, cuMemAdvise, cuMemPrefetchAsync, cuMemsetD8Async,
@@ -433,10 +433,10 @@ def asarray(
     attach : str
         "global" or "host", as for empty().
 
-    The contents are copied to where the memory will live: if ``prefetch`` is, or else the policy
-    prefers, a device, the pages are prefetched there first; otherwise the host writes them. The
-    driver copies arrays with __cuda_array_interface__ and a ManagedBuffer of the same dtype, behind
-    the work on the default stream. The contents are complete when the call returns.
+    The contents are copied to where the memory will live. If ``prefetch`` is a device, or without
+    it the policy prefers one, the pages are prefetched there first; otherwise the host writes them.
+    The driver copies arrays with __cuda_array_interface__ and a ManagedBuffer of the same dtype,
+    behind the work on the default stream. The contents are complete when the call returns.
 
     NumPy converts everything else, and must be installed for that. Arrays with
     __cuda_array_interface__ are not converted to another dtype.

@@ -9,7 +9,7 @@ def is_main() -> bool:
     """True in the main interpreter."""
     try:
         c = import_module("ctypes")
-    except ImportError:  # in others with a GIL of their own, for Python 3.12
+    except ImportError:  # a subinterpreter with its own GIL, in Python 3.12
         return False
     get, number = c.pythonapi.PyInterpreterState_Get, c.pythonapi.PyInterpreterState_GetID
     get.restype, number.restype, number.argtypes = c.c_void_p, c.c_int64, [c.c_void_p]

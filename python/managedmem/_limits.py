@@ -70,9 +70,9 @@ def _left_in_container() -> int | None:
 
 
 def _of_container() -> tuple[int | None, int | None]:
-    """The limit of the control group, of version 2 or 1, and what it leaves.
+    """The limit of the control group, of version 2 or 1, and the bytes that are left in it.
 
-    Cached files make room.
+    Cached files that need no writing back count as free, because the kernel drops them.
     """
     for folder, limit, used, prefix in (
         (".", "memory.max", "memory.current", ""),

@@ -128,7 +128,7 @@ class _CudaCoreBuffer(Protocol):
     @property
     def size(self) -> int: ...
 
-# For NumPy's own types, an array is a Buffer only from Python 3.12 on.
+# NumPy's stubs make an array a Buffer only from Python 3.12 on.
 @type_check_only
 class _NumPyArray(Protocol):
     @property
@@ -160,7 +160,7 @@ _Target: TypeAlias = (
 _TargetT = TypeVar("_TargetT", bound=_Target)
 _Order: TypeAlias = Literal["stream", "during_api_call", "any"]
 
-# cuda.core's names; a dict, or an object with these attributes.
+# The options of a copy, with cuda.core's names: a dict, or an object with these attributes.
 @type_check_only
 class _CopyHints(TypedDict, total=False):
     src_access_order: _Order | None
@@ -666,7 +666,7 @@ class ManagedBuffer(_HostMemory):
     ) -> _TargetT: ...
     def __copy__(self) -> ManagedBuffer: ...
     def __deepcopy__(self, memo: Any, /) -> ManagedBuffer: ...
-    # generic: NumPy's stubs give its scalars the buffer protocol only from Python 3.12 on.
+    # generic is named because NumPy's stubs give it the buffer protocol only from Python 3.12 on.
     def fill(
         self, value: SupportsIndex | Buffer | generic, *, stream: _Stream | None = None
     ) -> None: ...
@@ -806,7 +806,7 @@ class AppliedPolicy:
     ) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
-# A MutableSet by registration. Its `in`, discard() and remove() accept any object. Types are
+# A MutableSet by registration. Its `in`, discard() and remove() accept any object. Type errors are
 # ignored where `x op proxy` gives a plain set and `proxy op= x` the proxy.
 _Member = TypeVar("_Member", bound=Device | Host)
 _Accepted = TypeVar("_Accepted")

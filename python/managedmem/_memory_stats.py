@@ -31,7 +31,7 @@ class MemoryCounts(NamedTuple):
     peak_nbytes : int
         The most bytes that lived at once, since the start or the last reset.
     living : int
-        Number of memories that live. Views count as the memory that they show.
+        Number of memories that live. A memory and its views count once.
     made : int
         Number of memories made, since the start.
     """
@@ -122,7 +122,7 @@ class LiveMemory(NamedTuple):
     resource : str
         "managed", "managed pool", "device pool" or "wrapped", as in MemoryStats.
     device : Device or None
-        The device of its pool, or that the pool prefers.
+        The device of its pool, or the device that its pool prefers.
     serial : int
         Its number in the order of allocation.
     age : float
@@ -154,7 +154,7 @@ def memory_stats(*, reset_peaks: bool = False) -> MemoryStats:
     Parameters
     ----------
     reset_peaks : bool
-        True: later peaks count from now on.
+        True restarts the peaks from the bytes that live now.
 
     Counts all interpreters and threads. It does not count what torch's pools and NumPy's arrays
     take from managed_mempool() and numpy_allocator(): torch.cuda.memory_stats() and tracemalloc do.

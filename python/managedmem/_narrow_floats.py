@@ -28,7 +28,7 @@ def numpy_type(name: str) -> Any:
 
 
 def array_of_bits(buffer: ManagedBuffer, bits: str, kind: Any, dtype: Any, copy: Any) -> Any:
-    """The array of a buffer whose elements NumPy lacks, read as bits of its own type."""
+    """The array of a buffer whose type NumPy lacks: read as `bits`, and viewed as `kind`."""
     numpy = import_module("numpy")
     plain = numpy.array(memoryview(buffer.view(bits, buffer.shape)), copy=None)
     return numpy.array(plain.view(kind), dtype=dtype, copy=copy)

@@ -11,7 +11,7 @@ from typing import Any
 from managedmem._managedmem import ManagedBuffer
 
 MOST_NAMED = 5
-"""A message names at most so many views."""
+"""A message names at most this many views."""
 
 
 def _address(value: object) -> int:

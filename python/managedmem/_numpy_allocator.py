@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def numpy_allocator(
     *, policy: MigrationPolicy | None = None, minimum: SupportsIndex = 1 << 20
 ) -> AbstractContextManager[None]:
-    """Give the NumPy arrays that are made in a `with` block managed memory.
+    """Give managed memory to the NumPy arrays that are made in a `with` block.
 
     >>> with managedmem.numpy_allocator():
     ...     weights = np.load("weights.npy")
@@ -30,14 +30,14 @@ def numpy_allocator(
         Arrays of fewer bytes have the system's memory, because managed memory costs each array a
         driver call and at least a page.
 
-    Arrays of np.load(), pandas and SciPy get it too, where NumPy allocates them: mapped files and
-    the memory of Arrow stay as they are. to_numpy() of a column of pandas is a target. Each array
-    has pages of its own. It may outlive the block; its pages are freed with it. np.zeros() writes
-    its zeros on the host.
+    Arrays of np.load(), pandas and SciPy get managed memory too, where NumPy allocates them: mapped
+    files and the memory of Arrow stay as they are. The array that to_numpy() of a pandas column
+    returns can be a target. Each array has pages of its own. An array may outlive the block; its
+    pages are freed with the array. np.zeros() writes its zeros on the host.
 
     As with all handlers of NumPy, a block is in force for the thread or the asyncio task that
-    entered it. Blocks nest; each needs a call of its own. In a forked child, which cannot use CUDA,
-    new arrays have the system's memory.
+    entered it. Blocks nest; each block needs a call of numpy_allocator(). In a forked child, which
+    cannot use CUDA, new arrays have the system's memory.
 
     Raises TypeError and ValueError for bad arguments, CUDAError if the driver refuses the advice
     for a trial page; on entering the block, ImportError without NumPy 1.22 or newer, and
@@ -50,13 +50,13 @@ def numpy_allocator(
 
 
 class _Block(ContextDecorator, AbstractContextManager[None]):
-    """A `with` block; as a decorator, one for each call."""
+    """A `with` block; as a decorator, a block around each call."""
 
     def __init__(self, handler: CapsuleType) -> None:
         self._handler = handler
         self._before: CapsuleType | None = None
 
-    def _recreate_cm(self) -> _Block:  # of contextlib, for each call
+    def _recreate_cm(self) -> _Block:  # contextlib calls it for each call of a decorated function
         return _Block(self._handler)
 
     def __enter__(self) -> None:

@@ -1,7 +1,8 @@
 """NVTX ranges and marks of the package: the library that takes them, and the wrapped methods.
 
-The package imports this module only with MANAGEDMEM_NVTX=1, and managedmem.torch its own module of
-this name only after it: without the variable nothing is wrapped, and no call looks at a switch.
+The package imports this module only with MANAGEDMEM_NVTX=1. managedmem.torch imports its own _nvtx
+module only if this one is loaded. Without the variable nothing is wrapped, and no call checks a
+switch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from managedmem._working_set import _GroupSet
 
 NAME = "managedmem"
 _VARIABLE = "MANAGEDMEM_NVTX"
-_NAMES = 1 << 12  # that are kept: those of buffers and results may have no end
+_NAMES = 1 << 12  # the most that are kept, because a program may make ever new names of buffers
 _MISSING = (
     f"{_VARIABLE}=1 needs the package nvtx 0.2.13 or newer, or torch with CUDA, to show ranges: "
     'pip install "managedmem[nvtx]". Without one, only torch.profiler shows what managedmem.torch '
@@ -51,7 +52,7 @@ def _of_nvidia() -> _Library | None:
     except (ImportError, AttributeError):  # older versions lack some of these
         return None
 
-    @lru_cache(_NAMES)  # nvtx makes the fastest ranges of attributes that exist already
+    @lru_cache(_NAMES)  # ranges are fastest with attributes that exist already
     def attributes(name: str) -> Any:
         return domain.get_event_attributes(message=name)
 
@@ -59,7 +60,7 @@ def _of_nvidia() -> _Library | None:
 
 
 def _of_torch() -> _Library | None:
-    """torch's functions, which know no domains. In other interpreters its import may never end."""
+    """torch's functions, which know no domains. In a subinterpreter, importing torch may hang."""
     if not is_main() or find_spec("torch") is None:
         return None
     torch = import_module("torch")
@@ -74,7 +75,7 @@ def _of_torch() -> _Library | None:
 
 
 def prefixed(name: str) -> str:
-    """The name where there are no domains: names of all libraries are together."""
+    """The name with a prefix, for ranges without domains, where names of all libraries mix."""
     return f"{NAME}: {name}"
 
 
@@ -141,18 +142,18 @@ def around(
 
 
 class Moves:
-    """The names of the parts in frames, and the marks of those that came or left."""
+    """The names of the parts in frames, and the marks of parts that came or left."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}  # by the numbers of parts
-        self._held: set[tuple[int, str]] = set()  # with names, as later parts get the numbers
+        self._held: set[tuple[int, str]] = set()  # with names, because numbers are used again
         self._counted = 0, 0
-        self._lock = threading.RLock()  # a garbage collection while it is held may end uses
+        self._lock = threading.RLock()  # reentrant: a garbage collection under it may end uses
 
     def show(self, frames: _Frames, mark: Callable[[str], object]) -> None:
         """Mark the parts that left, and those that came ahead of a use, since the last call.
 
-        Other threads may have moved them. A part that did both has no mark.
+        Other threads may have moved them. A part that both left and came has no mark.
         """
         counters = frames.stats()[0]
         counted = counters["loads"], counters["drops"]

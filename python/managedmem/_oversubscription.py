@@ -9,15 +9,15 @@ from managedmem._call_site import caller
 from managedmem._limits import host_available, host_limit
 from managedmem._managedmem import Device, _device_memory
 
-_ADDRESSES = 1 << 47  # of a process; the driver refuses as many bytes
+_ADDRESSES = 1 << 47  # bytes of address space of a process; the driver refuses such a size
 _warned: set[tuple[str, int]] = set()  # files and lines
 
 
 def warn_of_allocation(asked: int, living: int) -> int:
     """Warn if devices and the host together have no room for managed memory; return the bytes left.
 
-    Memory that lives may have no pages yet, so what is available is compared with what is asked
-    for, and what the machine has with the sum.
+    Living memory may have no pages yet. So the available bytes are compared with `asked` alone, and
+    the bytes that the machine has with `asked` and `living` together.
     """
     totals = enumerate(_device_memory())
     devices = sum(total for number, total in totals if not Device(number).integrated)
@@ -25,7 +25,7 @@ def warn_of_allocation(asked: int, living: int) -> int:
     if asked >= _ADDRESSES:
         return 0
     if available is None or limit is None:
-        return asked + living  # look again once as much has been added
+        return asked + living  # unknown: a guess of what is left, which delays the next check
     left = min(devices + available - asked, devices + limit - asked - living)
     if left < 0:
         _warn(
@@ -55,7 +55,7 @@ def warn_of_places(places: list[tuple[int, int, int]]) -> None:
 
 
 def _union(ranges: list[tuple[int, int]]) -> int:
-    """The bytes of ranges (start, end), once where they overlap."""
+    """The bytes in ranges (start, end); overlaps count once."""
     total = covered = 0
     for start, end in sorted(ranges):
         total += max(0, end - max(start, covered))
@@ -64,7 +64,7 @@ def _union(ranges: list[tuple[int, int]]) -> int:
 
 
 def _warn(text: str) -> None:
-    """A UserWarning, once for each line that calls this package; again if it was an error."""
+    """A UserWarning, once for each line that calls this package; again if it was raised."""
     frame, level = caller()
     line = frame.f_code.co_filename, frame.f_lineno
     if line not in _warned:

@@ -1,7 +1,7 @@
 """The places of pages over time, replayed from the events of a trace, on a grid of cells.
 
-A move says where its pages were before and after. So a page is known from its first event on, and
-if that is a move, before it too. Nothing else is guessed: other pages are unknown.
+A move says where its pages were before and after. So the place of a page is known from its first
+event on, and also before that event if it is a move. Nothing is guessed: other places are unknown.
 
 All arithmetic is on arrays. Addresses are cut into segments at the borders of all events; each
 event becomes one entry for each of its segments; each entry and the next one of its segment make a
@@ -34,23 +34,25 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 NO_MEMORY, UNKNOWN, HOST, COPIES, MIXED, DEVICE = range(6)
-"""Places. Pages with copies are on several processors; only cells of a grid are MIXED. DEVICE and
-the next ones are the devices by their ordinals, the last one those that are not visible."""
+"""Places. COPIES: the pages are on several processors. MIXED: only cells of a grid have this place.
+DEVICE and the numbers after it are the devices in the order of their ordinals; the last number is
+for all devices that are not visible."""
 
 ROWS, COLUMNS = 512, 512
-"""A grid has at most so many cells."""
+"""A grid has at most this many rows and columns."""
 CLEAR = 0.6
-"""A cell whose pages stay has a place if it is the place of so large a part of them."""
+"""A cell whose pages stay is shown with a place if at least this part of it has that place."""
 CHANGED, RESTLESS = 0.5, 1.5
-"""A cell whose pages changed once, by these averages, has the place of the longer time."""
+"""Pages of a cell changed once if their average number of changes lies between these two. Such a
+cell has the place where its pages were for the longer time."""
 MOST_ENTRIES = 1 << 22
-"""So many entries are replayed together, which bounds the memory."""
+"""About this many entries are replayed at a time, which bounds the memory in use."""
 
 DISCARDS = tuple(i for i, name in enumerate(OPERATIONS) if name.startswith("discard"))
 
 
 class Grid(NamedTuple):
-    """The places of the cells, row by row, and the meaning of rows and columns.
+    """The places of the cells, row by row, and the meaning of the rows.
 
     ``runs`` are the ranges of addresses, which lie end to end in the rows. ``ordinals`` are the
     devices of the places from DEVICE on.
@@ -63,7 +65,7 @@ class Grid(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Events as arrays: when which bytes, of all runs end to end, get a place.
+    """Events as arrays: the time, the bytes (counted in all runs end to end), and their new place.
 
     ``before`` is the place before the event, UNKNOWN if not recorded. ``weak`` events count only
     where the place was unknown.
@@ -78,7 +80,7 @@ class Changes(NamedTuple):
 
 
 class History:
-    """The changes of the chosen memory until the end of a part."""
+    """The changes of place of the chosen memory until the end of a part."""
 
     def __init__(self, part: TraceView, target: Any) -> None:
         self.np = need("numpy", "plot_pages()")
@@ -94,7 +96,7 @@ class History:
         self.ordinals: list[int] = []
 
     def ranges(self, chosen: Selection) -> Iterator[tuple[int, int]]:
-        """The addresses of the chosen memories, or those asked for if there were none."""
+        """The addresses of the chosen memories, or the requested ones if no memory was there."""
         for i in self.indices:
             memory = self.results.memories[i]
             if i in chosen.cut:
@@ -118,7 +120,7 @@ class History:
         )
 
     def note_devices(self, records: Any) -> None:
-        """Find the devices that have a place."""
+        """Find the devices that pages were on."""
         moves = records[self.np.isin(records["kind"], (MOVE, REMOTE_MAP, DUPLICATE_END))]
         numbers = self.np.concatenate([moves["source"], moves["destination"]])
         self.ordinals = [int(n) for n in self.np.unique(numbers) if n >= 0]
@@ -130,7 +132,7 @@ class History:
         kind = records["kind"]
         discards = (kind == CALL) & self.np.isin(records["cause"], DISCARDS)
         places = [
-            # At the start: copies of read_mostly are noted before the end of their move.
+            # At the start of the move, because copies of read_mostly are noted before its end.
             self.of_kind(records[kind == MOVE], "start", "destination", "source"),
             self.of_kind(records[kind == DUPLICATE], "start", COPIES, UNKNOWN),
             self.of_kind(records[kind == DUPLICATE_END], "start", "destination", COPIES),
@@ -173,7 +175,7 @@ class History:
                     yield self.laid_out(Changes(*(np.array([each]) for each in columns)))
 
     def laid_out(self, changes: Changes) -> Changes:
-        """The changes with bytes of the runs, end to end, in place of addresses."""
+        """The changes with offsets in the runs, laid end to end, instead of addresses."""
         np = self.np
         starts = np.array([start for start, _ in self.runs] or [0], "i8")
         ends = np.array([end for _, end in self.runs] or [0], "i8")
@@ -200,9 +202,10 @@ def merged(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
 class Areas:
     """Sums up the areas of rectangles in cells, for each place.
 
-    A rectangle covers a row or a column by a part that grows along its first cell, is 1, and falls
-    along its last. The differences of that between neighbours are four numbers, so a rectangle is
-    sixteen numbers in a table of differences, whose running sums are the areas.
+    Along one axis, a rectangle covers a part of its first cell, the cells between, and a part of
+    its last cell. The covered parts of neighbours differ at up to four cells. So in two axes a
+    rectangle is sixteen numbers in a table of differences; the running sums of the table are the
+    areas.
     """
 
     def __init__(self, np: Any, places: int, rows: int, columns: int) -> None:
@@ -210,7 +213,7 @@ class Areas:
         self.table = np.zeros(places * (rows + 2) * (columns + 2))
 
     def differences(self, low: Any, high: Any) -> Iterator[tuple[Any, Any]]:
-        """The cells, and the differences there, of parts that each lie between two places."""
+        """Cells along one axis, and the differences there, for parts from `low` to `high`."""
         for at, sign in ((low, -1), (high, 1)):
             cell = self.np.floor(at).astype("i8")
             beyond = at - cell
@@ -238,7 +241,7 @@ class Areas:
 def replayed(np: Any, changes: Changes, nbytes: int, end: int) -> Iterator[tuple[Any, ...]]:
     """Rectangles of one place as arrays: place, first and last byte, first and last time.
 
-    The last array says if the place was another one before the first time.
+    The last array says whether the place changed at the first time.
     """
     borders = np.unique(np.concatenate([changes.start, changes.end, [0, nbytes]]))
     first = np.searchsorted(borders, changes.start)
@@ -299,7 +302,7 @@ def grid_of(history: History) -> Grid:
     length = max(end - start, 1)
     pages = -(-history.nbytes // mmap.PAGESIZE)
     rows, columns = max(min(pages, ROWS), 1), COLUMNS
-    turns = DEVICE + len(history.ordinals)  # counted like the area of a further place
+    turns = DEVICE + len(history.ordinals)  # the changes, added up like the area of one more place
     areas = Areas(np, turns + 1, rows, columns)
     per_byte = rows / max(history.nbytes, 1)
     for place, low, high, first, last, changed in replayed(np, changes, history.nbytes, end):

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 MOST_NAMED = 16
-"""Entries that are named by their numbers."""
+"""The most entries that a remark names by their numbers."""
 BATCHED = 0
 RESIDENT = 8
 # The routes of memory/dispatch.h, in its order.
@@ -27,7 +27,7 @@ REASONS = (
 
 
 class Transfer(NamedTuple):
-    """A range of a call, or an entry of a plan, whose route has no meaning."""
+    """A range of a driver call, or an entry of a plan. The route of an entry has no meaning."""
 
     route: int
     place: str
@@ -44,7 +44,7 @@ class Preview(NamedTuple):
     edges: tuple[int, ...]
     """Bytes of the prefetches of pages at the ends; 0 for none."""
     deferred: tuple[int, str] | None
-    """The bytes that queue a host function first, and their destination."""
+    """The bytes for which a host function is queued first, and their destination; None: none."""
     is_batch_requested: bool
     is_deferral_requested: bool
     is_legacy: bool
@@ -62,7 +62,7 @@ def explanation(*values: Any) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Exact: a multiple of the unit."""
+    """The exact size, in the largest of three units that divides it."""
     for unit in ("bytes", "KiB"):
         if not nbytes or nbytes % 1024:
             return f"{nbytes} {unit}"
@@ -160,7 +160,7 @@ def _remarks(view: Preview) -> Iterator[str]:
 
 
 _Extents = tuple[list[int], list[int]]
-"""The starts of ranges, in order, and the highest end up to each."""
+"""The starts of ranges, in order, and for each start the highest end of the ranges up to it."""
 
 
 def _resident(ranges: Iterable[Transfer]) -> dict[str, _Extents]:
@@ -175,7 +175,7 @@ def _resident(ranges: Iterable[Transfer]) -> dict[str, _Extents]:
 
 
 def _was_there(resident: dict[str, _Extents], entry: Transfer) -> bool:
-    """True if a part was last prefetched to its destination, which it may have left since."""
+    """True if a part of the entry was last prefetched to its destination, but may have left it."""
     starts, ends = resident.get(entry.place, ([], []))
     before = bisect_left(starts, entry.start + entry.nbytes)
     return bool(entry.nbytes and before) and ends[before - 1] > entry.start

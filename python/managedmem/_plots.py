@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 WIDTH = 8.0
-"""Inches, that of a notebook."""
+"""Inches: the width of a notebook."""
 HALF = 0.34
-"""Half of the height of a lane that bars can take."""
+"""The most that bars take of a lane on each side of its middle."""
 EDGE, TICK = 0.45, 0.08
-"""Ticks of faults lie at this distance from the middle of a lane, and are so long."""
+"""Ticks of faults end at EDGE from the middle of a lane, and are TICK long."""
 HATCH = "/////"
-"""Of hints, in a strip."""
+"""The hatch of hints in a strip."""
 STRIP = 512
-"""A strip of memory has so many columns."""
+"""The number of columns of a strip of memory."""
 LEAST = 0.12
 """A column with moves has at least this part of the full height, to be seen."""
 PAD = 16
-"""Points between an axis and its title, where labels of marks are between them."""
+"""Points between an axis and its title if labels of marks lie between the two."""
 PLAIN: dict[str, Any] = {"parse_math": False, "usetex": False}
 """Labels from users are not formulas."""
 SMALL: dict[str, Any] = {"fontsize": 8}
@@ -424,7 +424,7 @@ def strip(
     text: str,
     axes: Any,
 ) -> Any:
-    """Draw where the memory is, and where bytes off the host were last prefetched to.
+    """Draw where the memory is, and where bytes that are not on the host were last prefetched to.
 
     Hints are offsets and sizes in bytes, by the destination of the prefetch.
     """

@@ -35,15 +35,15 @@ class ResidencyRun(NamedTuple):
     """"host" or "not on host"; where the driver says it, also a device, such as "Device(0)", or
     "nowhere" for pages that no memory holds. Pages on the host can have copies on devices too."""
     evidence: str
-    """"page map"; "driver" for its own answer, from CUDA 13.4 on; else "page map + prefetch" where
-    the last prefetch, a hint, was to a device."""
+    """How the place is known: "driver" if the driver said it, from CUDA 13.4 on; else "page map",
+    or "page map + prefetch" if the last prefetch, a hint, was to a device."""
     last_prefetch_location: Device | Host | None
     """For pages that are not on the host, the destination of their last prefetch. None if there was
-    none, if it is not known, and where the driver says where they are."""
+    no prefetch, if it is not known, and where the driver says where the pages are."""
 
     @property
     def device(self) -> Device | None:
-        """The device that has the pages, as the driver says; None for all others."""
+        """The device that has the pages, as the driver says; None for all other runs."""
         number = self.where.removeprefix("Device(").removesuffix(")")
         return Device(int(number)) if number.isdigit() else None
 
@@ -52,10 +52,10 @@ class Residency:
     """Where the pages of managed memory were when residency() was called.
 
     A page is on the host if the host has it mapped; the kernel's page map shows that with
-    certainty. From CUDA 13.4 on, the driver says where the others are: on a device, nowhere, or in
-    host memory that the host has not touched, after an eviction or where a device wrote first to
-    pages that prefer the host. No call of older drivers distinguishes these. Their last prefetch is
-    a hint, because they can have moved since.
+    certainty. From CUDA 13.4 on, the driver says where the other pages are: on a device, nowhere,
+    or in host memory that the host has not touched, after an eviction or where a device wrote first
+    to pages that prefer the host. Older drivers have no call that tells these apart. There the last
+    prefetch is only a hint, because the pages can have moved since.
 
     Sizes are in bytes. Bytes of a page that lie outside of the memory do not count.
     """
@@ -73,7 +73,7 @@ class Residency:
     nbytes: int
     """The size of the memory; for several targets, the sum."""
     on_host: int
-    """Bytes that are on the host, those included that devices have too."""
+    """Bytes that are on the host, including pages of which devices have copies."""
     numa: dict[int, int] | None
     """The bytes that the host has mapped, by NUMA node. None on a machine with one node, with
     direct_managed_mem_access_from_host, and where this process may not ask."""
@@ -121,7 +121,7 @@ class Residency:
 
     @property
     def parts(self) -> tuple[Residency, ...]:
-        """One for each target."""
+        """A Residency for each target."""
         if len(self._records) == 1:
             return (self,)
         return tuple(Residency((record,), self._hints) for record in self._records)
@@ -153,7 +153,7 @@ class Residency:
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values for JSON; locations as str such as "Device(0)".
 
-        With devices and nowhere where the driver said them.
+        ``devices`` and ``nowhere`` are included if the driver said them.
         """
         answers = {"devices": _by_text(self.devices), "nowhere": self.nowhere}
         answered = any(run[3] == _DRIVER for run in self._raw_runs())
@@ -202,7 +202,7 @@ class Residency:
 
         ``#`` is on the host, ``.`` is not, ``+`` is mixed; where the driver says it, a digit is a
         device, and ``_`` is nowhere. ``width`` is the number of signs, 1 to
-        4096. Raises ValueError for others, TypeError unless it is an int.
+        4096. Raises ValueError for other numbers, TypeError unless it is an int.
         """
         if isinstance(width, bool) or not isinstance(width, int):
             raise TypeError(f"width must be an int, got {width!r}")
@@ -221,9 +221,9 @@ class Residency:
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draw a strip of the memory, from its first byte to its last; return the matplotlib Axes.
 
-        Below it, where pages that are not on the host were last prefetched to. Several targets lie
-        end to end. ``ax`` are the Axes to draw on; without it there is a new figure. Raises
-        ImportError without matplotlib, which the extra ``plot`` installs.
+        A second strip below shows where pages that are not on the host were last prefetched to.
+        Several targets lie end to end. ``ax`` are the Axes to draw on; without it there is a new
+        figure. Raises ImportError without matplotlib, which the extra ``plot`` installs.
         """
         from managedmem._plots import STRIP, strip
 
@@ -263,7 +263,7 @@ class Residency:
         return [(first, count, self._where(kind)) for first, count, kind in strip]
 
     def _where(self, kind: tuple[int, int]) -> str:
-        """A place in words. With a device comes its index in the hints + 1."""
+        """A place in words. `kind` is the place and, for a device, its index in the hints + 1."""
         place, hint = kind
         return str(self._hints[hint - 1]) if place == _DEVICE else (*_WHERE, MIXED)[place]
 

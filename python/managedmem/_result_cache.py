@@ -19,10 +19,10 @@ class ResultCache:
         """The limit of page-locked memory in bytes, including living arrays.
 
         256 MiB at first. A result that does not fit has ordinary memory, to which a copy takes
-        several times as long; with 0 all results do. A lower limit frees idle memory at once. The
-        memory of living arrays beyond it is freed after they have died, with a later result or by
-        clear(). Raises TypeError for anything but an int, ValueError below 0. Driver:
-        cuMemFreeHost.
+        several times as long; with a limit of 0, all results have ordinary memory. A lower limit
+        frees idle memory at once. Living arrays beyond the limit keep their memory; once they have
+        died, a later result or clear() frees it. Raises TypeError for anything but an int,
+        ValueError below 0. Driver: cuMemFreeHost.
         """
         return _results_usage()[0]
 

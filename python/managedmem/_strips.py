@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from managedmem import _colours as colours
 
 MIXED = "mixed"
-"""The kind of a column that has several."""
+"""The kind of a column that has several kinds."""
 COLUMNS = 256
 _ALL = 1 - 1e-6
 
@@ -32,11 +32,11 @@ STYLES = {
     "nowhere": Style(colours.PALE, "_", "nowhere"),
     MIXED: Style(colours.MIXED, "+", "mixed"),
 }
-"""Those of all places but devices."""
+"""The looks of all places except devices."""
 
 
 def styles_of(columns: Columns[str]) -> dict[str, Style]:
-    """The looks of the places of a strip, devices such as "Device(0)" behind the host."""
+    """The looks of the places of a strip, with devices such as "Device(0)" after the host."""
     seen = {where for _, _, where in columns}
     host = {"host": STYLES["host"]}
     devices = {
@@ -69,7 +69,7 @@ def fold(
 def _fill(columns: list[float], start: float, end: float) -> None:
     """Add the part of each column that lies between two places."""
     first, last = int(start), min(int(end), len(columns) - 1)
-    if first == last:  # where there are many runs, nearly all; faster than min() and max()
+    if first == last:  # nearly all runs, if there are many; faster than min() and max()
         columns[first] += end - start
         return
     for column in range(first, last + 1):

@@ -22,7 +22,7 @@ _MOST_PARTS = 30
 class Moves:
     """Sums over the time in which clients ask, by memory.
 
-    As a context manager, it keeps still while a trace of the program starts. Safe from every
+    As a context manager, it records nothing while a trace of the program starts. Safe from every
     thread.
     """
 
@@ -50,7 +50,7 @@ class Moves:
         with self._lock:
             recorder, self._recorder = self._recorder, None
             if recorder is not None and recorder.running:
-                with suppress(CUDAError, RuntimeError):  # after which it has ended, too
+                with suppress(CUDAError, RuntimeError):  # a failed stop has ended it, too
                     recorder.stop(wait=False)
 
     def read(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Moves:
             return {"moves": self._moves(), "reason": None}
         except TraceBusyError:
             return {"moves": None, "reason": IN_TRACE}
-        except Exception as error:  # answered, because a thread that ends answers no one
+        except Exception as error:  # goes into the answer, because the thread must live on
             self._recorder = None
             return {"moves": None, "reason": " ".join(str(error).split())}
         finally:

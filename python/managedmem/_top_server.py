@@ -1,7 +1,7 @@
 """Serves the numbers of this process to ``managedmem top``, on a Unix socket for its user.
 
 The package imports this module only with MANAGEDMEM_TOP=1: without the variable there is no thread
-and no socket. A line of a client is a request; each gets a line of JSON.
+and no socket. Each line from a client is a request, and gets a line of JSON as its answer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from managedmem._top_socket import address_of, peer_of
 VARIABLE = "MANAGEDMEM_TOP"
 _MOST_ROWS = 1000
 _PATIENCE = 2.0
-"""Seconds for a client to take an answer; others wait meanwhile."""
+"""Seconds for a client to take an answer; other clients wait meanwhile."""
 _PAUSE = 0.1
 """Seconds between attempts to take a client while the system refuses."""
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
-"""Refusals that end, as of a process that has opened too many files."""
+"""Errors of accept() that pass, such as those of a process that has opened too many files."""
 
 
 # --- the numbers --------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Numbers:
         head = {"version": 1, "pid": os.getpid(), "time": time.monotonic()}
         try:
             stats, memories = memory_stats(), live()
-        except Exception as error:  # answered, because a thread that ends answers no one
+        except Exception as error:  # goes into the answer, because the thread must live on
             return {**head, "error": " ".join(f"{type(error).__name__}: {error}".split())}
         kept = [{"device": _ordinal(d), **each._asdict()} for d, each in stats.kept.items()]
         return {
@@ -123,7 +123,7 @@ class Server:
     def _serve(self) -> None:
         # The program's threads get the signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with selectors.PollSelector() as selector:  # which has no file that a child would inherit
+        with selectors.PollSelector() as selector:  # without a file that a child would inherit
             selector.register(self._listener, selectors.EVENT_READ)
             try:
                 while self._serve_once(selector):
@@ -182,12 +182,12 @@ class Server:
             self._numbers.moves.end()
 
     def abandon(self) -> None:
-        """Close the sockets: at the end, and those of the parent in a forked child."""
+        """Close the sockets, at the end or, in a forked child, those of the parent."""
         for connection in (self._listener, *self._clients):
             self._close(connection)
 
     def _is_open(self, connection: socket.socket) -> bool:
-        """False if the program has closed the file, as daemons do: its number may be another's."""
+        """False if the program has closed the file, as daemons do: another may have its number."""
         with suppress(OSError):
             return _file_of(connection) == self._files.get(connection)
         return False
@@ -201,7 +201,7 @@ class Server:
     def stop(self) -> None:
         """End the thread, while the driver is still usable."""
         self._is_stopped = True
-        if not self._is_open(self._listener):  # nothing wakes a thread that waits for it
+        if not self._is_open(self._listener):  # nothing wakes a thread that waits for a closed file
             self._numbers.moves.end()
             self.abandon()
             return
@@ -227,7 +227,7 @@ def _start_again() -> None:
     global _server
     if _server is not None:
         _server.abandon()
-        _server, _trace.before_start = None, nullcontext()  # the lock may be taken
+        _server, _trace.before_start = None, nullcontext()  # the parent may have held the lock
         _start()
 
 

@@ -1,4 +1,4 @@
-"""The socket between ``managedmem top`` and the processes that it shows: its name, and its ends."""
+"""The socket between ``managedmem top`` and a process that it shows: its address and its peer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LAST = "end"
 """The label of the slice behind the last mark."""
 FORKED = "the trace belongs to the process that started it, not to a forked child"
 before_start: AbstractContextManager[object] = nullcontext()
-"""Entered for each start: ends the recording of ``_top_server``, which puts it here."""
+"""Entered around each start. ``_top_server`` puts a context here that ends its own recording."""
 
 
 class TracePart(TraceView):
@@ -118,8 +118,8 @@ class TracePart(TraceView):
         The 12 memories that moved most have lanes, the others share one. Moves to devices are above
         the middle of a lane, moves to the host below; dark ones were requested, light ones came by
         faults. The height is the number of bytes in a column of time. Ticks are page faults,
-        triangles this library's calls, dotted lines marks. Events beyond the trace's ``limit`` are
-        left out.
+        triangles are this library's calls, and dotted lines are marks. Events beyond the trace's
+        ``limit`` are left out.
         ``ax`` are the Axes to draw on; without it there is a new figure. Raises ImportError without
         matplotlib, which the extra ``plot`` installs.
         """
@@ -160,16 +160,17 @@ class TracePart(TraceView):
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the events to a file that https://ui.perfetto.dev and chrome://tracing open.
 
-        The file is JSON in the Trace Event Format. A row for each memory has its moves; counters
-        have its faults by ms. Calls of this library have a row of their own, with arrows to the
-        first move that each one caused. Times are on the clock of ``time.perf_counter()``, in us;
-        ``baseTimeNanoseconds`` is the time since 1970 at its zero. Events beyond the trace's
-        ``limit`` are left out. A rank of torchrun, MPI or Slurm has its number, host and current
-        device in its name: ``python -m managedmem merge`` makes one file of those of all ranks.
+        The file is JSON in the Trace Event Format. Each memory has a row with its moves, and
+        counters of its faults per ms. Calls of this library have a row of their own, with arrows to
+        the first move that each call caused. Times are on the clock of ``time.perf_counter()``, in
+        us; ``baseTimeNanoseconds`` is the time since 1970 at the zero of that clock. Events beyond
+        the trace's ``limit`` are left out. A rank of torchrun, MPI or Slurm has its number, host
+        and current device in its name, and ``python -m managedmem merge`` joins the files of all
+        ranks in one file.
         """
         from managedmem._trace_chrome import write_chrome
 
-        self._results()  # raises what it raises before the file is made
+        self._results()  # its errors must come before the file is made
         with open(os.fspath(path), "w", encoding="utf-8") as file:
             write_chrome(self, file)
 
@@ -234,7 +235,7 @@ class Trace(TracePart):
         self._recorder = _managedmem.Recorder(limit=limit, faults=faults, sync=sync)
         self._lock = threading.RLock()
         self._process = 0
-        self._starter = 0  # the process of the first start, even while it is under way
+        self._starter = 0  # the process of the first start, set before that start is done
         self._labels: list[str] = []
         self._overheads = [0]
         self._named: list[tuple[int, int, str]] = []
@@ -242,7 +243,7 @@ class Trace(TracePart):
         self._failure: BaseException | None = None
 
     def _whole(self) -> Trace:
-        return self  # by a method: a reference to itself would keep a dropped trace running
+        return self  # a stored reference to itself would keep a dropped trace running
 
     # --- recording --------------------------------------------------------------------------------
 
@@ -360,7 +361,7 @@ class Trace(TracePart):
             raise RuntimeError(FORKED)
 
     def _note_overhead(self) -> None:
-        """Note the overhead so far, even for parts after which an interrupt came."""
+        """Note the overhead so far, also for parts whose mark was interrupted."""
         with self._lock:
             missing = len(self._recorder.parts()) + 1 - len(self._overheads)
             self._overheads.extend([self._recorder.report()["overhead"]] * missing)
@@ -537,7 +538,7 @@ class Trace(TracePart):
 
 
 def _check(source: object, faults: object, sync: object) -> None:
-    """The recorder checks the limit."""
+    """Check the arguments, except the limit, which the recorder checks."""
     if source not in SOURCES:
         choices = '", "'.join(SOURCES[:-1])
         raise ValueError(f'source must be "{choices}" or "{SOURCES[-1]}", got {source!r}')
@@ -561,14 +562,15 @@ def trace(
     Parameters
     ----------
     source : {"auto", "kernel", "emulator"}
-        "kernel" is the event queue of the nvidia-uvm module, "emulator" the emulated driver's.
-        "auto" is the one that belongs to the driver in use.
+        "kernel" is the event queue of the nvidia-uvm module, "emulator" that of the emulated
+        driver. "auto" is the queue that belongs to the driver in use.
     faults : bool
         False: page faults of host and devices are not recorded, and their sums are None.
     limit : int
-        The number of events that are kept for `Trace.events` and for slices of buffers, 1,000 to
-        10**9, each of 48 bytes; and of memories that can be new during the trace, each of some 250
-        bytes. Sums count all events, those of more memories as `unattributed` once they are freed.
+        The number of events that are kept for `Trace.events` and for slices of buffers, at 48 bytes
+        each, and the number of memories that can be new during the trace, at some 250 bytes each.
+        It is 1,000 to 10**9. Sums count all events; events of further new memories are
+        `unattributed` once these are freed.
     sync : bool
         Wait for the current context, and for the devices that this library worked on, at the start,
         at marks and at the end. False: unfinished work is left out, or counted later.

@@ -55,7 +55,7 @@ def seconds_of(results: Results, raw: Any) -> Any:
 
 
 def _categories(pd: Any, codes: Any, texts: Sequence[str | None]) -> Any:
-    """A column of texts, given as indices of them; None is missing."""
+    """A column of texts. `codes` are indices of `texts`; the text None is a missing value."""
     np = need("numpy", "to_pandas()")
     known = [text for text in dict.fromkeys(texts) if text is not None]
     places = np.array([-1 if text is None else known.index(text) for text in texts], dtype="i8")

@@ -2,8 +2,8 @@
 
 One process, which ``_trace_ranks`` names, has a row for the calls of the library, and one for each
 memory. Slices of a row must not overlap in that format, so moves at the same time take further
-rows. Rows have numbers that no process or thread of a system has, because viewers join files by
-them.
+rows. The numbers of rows are no process or thread numbers of a system, because viewers join the
+rows of several files that have the same number.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rows:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self.ends: dict[str, list[tuple[int, int]]] = {}  # of a label: row, end of its last slice
+        self.ends: dict[str, list[tuple[int, int]]] = {}  # by label: row, end of its last slice
         self.last = PROCESS
         self.new: list[str] = []
 
@@ -71,7 +71,7 @@ class Rows:
         return memories[memory].label
 
     def place(self, label: str, start: int, end: int) -> int:
-        """The number of the first row of a memory that is free from a time on; takes it."""
+        """Take the first row of a memory that is free from `start` on, and return its number."""
         rows = self.ends.setdefault(label, [])
         for i, (row, free) in enumerate(rows):
             if free <= start:
@@ -90,7 +90,7 @@ class Rows:
         return self.ends[label][0][0]
 
     def described(self) -> list[str]:
-        """The descriptions of the rows since the last call of this method."""
+        """The descriptions of the rows that are new since the last call of this method."""
         rows, self.new = self.new, []
         return rows
 
@@ -108,7 +108,7 @@ def place_text(row: int, nanoseconds: int) -> str:
 
 
 class Flows:
-    """Finds the call that a requested move, or one of a host view, comes from."""
+    """Finds the call from which a requested move, or a move of a host view, comes."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, list[tuple[int, ...]]] = {}  # calls without a move, by memory
@@ -170,7 +170,7 @@ class Writer:
         self.counters = Counters()
         self.words: dict[tuple[int, ...], tuple[str, str]] = {}
         self.calls: dict[int, str] = {}  # the place of each call, by its start
-        self.pending: list[tuple[int, ...]] = []  # the memories of one call
+        self.pending: list[tuple[int, ...]] = []  # the records of one call, one for each memory
 
     def nanoseconds(self, raw: int) -> int:
         """A time of the recorder on the clock of ``time.perf_counter_ns()``."""
@@ -230,7 +230,7 @@ class Writer:
             yield f'{{"ph":"f","bp":"e",{flow},{at}}}'
 
     def of_call(self, record: tuple[int, ...]) -> Iterator[str]:
-        """Note a call in one memory; when the next call comes, give the slice of this one."""
+        """Note a record of a call. The first record of another call yields the earlier slice."""
         if self.pending and self.pending[0][0] != record[0]:
             yield from self.written_call()
         self.pending.append(record)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 MOST = 5
-"""So many findings are reported."""
+"""The most findings that are reported."""
 MOST_LABELS = 3
-"""A finding of several memories names at most so many."""
+"""The most memories that a finding of several names."""
 
 LEAST = 64 << 10
 ENOUGH = 1 << 20
@@ -41,8 +41,8 @@ TO_HOST_COST = 1 / 6e9 - 1 / 24e9
 CONTESTED_COST = 1 / 0.5e9
 EVICTED_COST = 2 / 24e9
 REQUESTED_COST = 1 / 50e9
-"""Seconds for each byte: of faults beyond those of a prefetch, of competition, of eviction, of a
-prefetch."""
+"""Seconds per byte, in this order: of faults to a device and of faults to the host, beyond those of
+a prefetch; of competition; of eviction; of a prefetch."""
 
 DISCARDS_SINCE = 13000
 OVERWRITTEN = (
@@ -65,7 +65,7 @@ class Finding(NamedTuple):
     advice: str
 
     def __hash__(self) -> int:
-        """A hash without the evidence, which has none."""
+        """A hash without the evidence, a dict, which has no hash."""
         return hash((self.memory, self.observation, self.advice))
 
     def __str__(self) -> str:
@@ -97,12 +97,12 @@ def counts(moved: float, nbytes: int) -> bool:
 
 
 def discards() -> bool:
-    """True if the driver can give memory pages without their contents."""
+    """True if the driver has discards, which give memory pages without their contents."""
     return _managedmem._driver_info()["version"] >= DISCARDS_SINCE
 
 
 def is_only_written(part: TraceView, memory: TraceMemory) -> bool:
-    """True if faults brought all of it to a device, each of them by a plain write."""
+    """True if faults brought all of the memory to a device, and each was a plain write."""
     results = memory._results
     arrived: dict[int, list[tuple[int, int]]] = {i: [] for i in memory._indices}
     for record in results.raw_records(part._parts()):
@@ -120,7 +120,7 @@ def is_only_written(part: TraceView, memory: TraceMemory) -> bool:
 
 
 class Material(NamedTuple):
-    """A memory with what only its events tell."""
+    """A memory, with a fact that only its events show."""
 
     memory: TraceMemory
     is_output: bool
@@ -133,12 +133,12 @@ class Material(NamedTuple):
 
     @property
     def device(self) -> str:
-        """The device of the memory as code, as far as it is one device."""
+        """The device of the memory as code; "device" unless it is exactly one."""
         devices = self.memory.devices
         return repr(devices[0]) if len(devices) == 1 else "device"
 
     def overlaps(self, others: Sequence[RawMemory]) -> bool:
-        """True if one of the others has some of its addresses."""
+        """True if one of `others` has some of the addresses of this memory."""
         memories = self.memory._results.memories
         own = [memories[i] for i in self.memory._indices] if others else []
         return any(m.address < o.end and o.address < m.end for m in own for o in others)
@@ -164,7 +164,7 @@ class Material(NamedTuple):
 
 
 def material_of(part: TraceView, memory: TraceMemory) -> Material:
-    """The memory with a look at its events, if its sums speak for it."""
+    """The memory as Material. Its events are read only if its sums suggest an output."""
     writes = memory.device_write_faults
     is_output = (
         bool(writes)
@@ -223,7 +223,7 @@ def evicted(given: Material) -> Costed | None:
 
 
 def turned(given: Material) -> Costed | None:
-    """Pages went to the device by faults and back by faults or ``numpy()``, sometimes often."""
+    """Pages went to the device by faults and back by faults or ``numpy()``, once or often."""
     memory = given.memory
     there, back = by_faults(memory, 0), by_faults(memory, 1) + viewed(memory)
     if not all(counts(n, memory.nbytes) for n in (there, back, memory.turned_back)):
@@ -323,7 +323,8 @@ def returned(given: Material) -> Costed | None:
 def brought(given: Material) -> Costed | None:
     """Pages went to the host for ``numpy()``, perhaps to be overwritten there.
 
-    No event shows their use by the host. If a device made the contents, they are to be read.
+    No event shows how the host uses them. If a device made the contents, the host surely reads
+    them, and there is no finding.
     """
     memory = given.memory
     moved = viewed(memory)
@@ -368,7 +369,7 @@ def nothing_to_gain(total: TraceSums) -> bool:
 
 
 def requested_only(total: TraceSums, memories: Iterable[TraceMemory]) -> Finding:
-    """The finding of moves that `nothing_to_gain` has accepted."""
+    """The finding for a trace for which `nothing_to_gain` is True."""
     advice = ""
     names = ["to_device", "to_host", "host_faults", "device_faults"]
     start = "All moves were requested, and no processor faulted"

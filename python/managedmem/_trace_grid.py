@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 COLUMNS = 320
-"""A timeline has so many columns: two pixels each at the width of a notebook."""
+"""The number of columns of a timeline: two pixels each at the width of a notebook."""
 LANES = 12
-"""So many memories have a lane; the others share one more."""
+"""At most this many memories have a lane of their own; the others share one more."""
 LABEL = 28
-"""A label on an axis is cut to so many characters."""
+"""A label on an axis is cut to this many characters."""
 OTHERS = "({} others)"
 UNKNOWN = "(freed before seen)"
 
@@ -42,7 +42,7 @@ TO_HOST, TO_HOST_BY_FAULT, EVICTED, VIEWED = range(3, 7)
 MOVE_KINDS = 7
 """The kinds of moves that a timeline distinguishes."""
 HOST_FAULTS, DEVICE_FAULTS, CALLS, REMOTE, CONTESTED = range(5)
-"""The kinds of events without a duration that it shows."""
+"""The kinds of events without a duration that a timeline shows."""
 
 
 class Lane(NamedTuple):
@@ -131,12 +131,12 @@ class Folding:
         ]
 
     def column(self, raw: Any) -> Any:
-        """Times as places among the columns."""
+        """Times as positions on the axis of columns."""
         elapsed = self.np.clip(raw.astype("i8") - self.start, 0, self.length)
         return elapsed * (COLUMNS / self.length)
 
     def moved(self) -> Any:
-        """Bytes by lane, kind of move and column. Columns share a long move by their time."""
+        """Bytes by lane, kind of move and column. A long move is split by its time in columns."""
         np = self.np
         moves, lane = self.of_kind(MOVE)
         first, last = self.column(moves["start"]), self.column(moves["end"])
@@ -149,7 +149,7 @@ class Folding:
         inside = begin == stop
         counts = np.bincount((base + begin)[inside], weights=amount[inside], minlength=size).astype(
             "f8"
-        )  # integers if there are none
+        )  # bincount() gives integers if there are no such moves
         base, begin, stop, first, last, amount = (
             each[~inside] for each in (base, begin, stop, first, last, amount)
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 MOST_ROWS = 16
-"""Keeps the table of the longest labels below 20 kB."""
+"""The most memories: with them, a table of the longest labels stays below 20 kB."""
 
 _TITLES = (("", 2), ("to device", 2), ("to host", 2), ("faults", 2), ("other", 1))
 _HEADS = ("memory", "size", "moved", "requested", "moved", "requested", "host", "device", "")

@@ -14,7 +14,7 @@ SYSTEM_MEMORY = "(system memory)"
 """The label of memory that is not CUDA's, where devices reach it."""
 MAPS = "/proc/self/maps"
 REST = " (rest)"
-"""Behind the label of a memory: its bytes outside of its named parts."""
+"""Added to the label of a memory that stands for its bytes outside of its named parts."""
 
 
 class RawMemory(NamedTuple):
@@ -44,9 +44,10 @@ class RawMemory(NamedTuple):
 def with_tails(
     named: list[tuple[int, int, str]], memories: Iterable[tuple[Any, ...]]
 ) -> list[tuple[int, int, str]]:
-    """The named ranges; one that ends in the last page of a buffer has all of that page.
+    """The named ranges. One that ends in the last page of a buffer is extended to that page's end.
 
-    The pages of a buffer are its own, and move as a whole.
+    No other buffer uses the page, and it moves as a whole. If another range begins in the page,
+    nothing is extended.
     """
     ends = {address + nbytes for kind, _, address, nbytes, *_ in memories if kind == "buffer"}
     starts = sorted(address for address, _, _ in named)
@@ -99,9 +100,10 @@ def labelled(memory: RawMemory) -> RawMemory:
 def with_rests(
     memories: list[RawMemory], active: Collection[int]
 ) -> tuple[list[RawMemory], frozenset[int]]:
-    """The memories, marked where a part has a name of its own; and the fully named ones.
+    """The memories, marked if a part has a name of its own, and the indices of fully named ones.
 
-    Names do not get the events beyond the limit: memory with such events is not hidden.
+    Events beyond the limit count for the memory and not for a name. So a memory in `active`, which
+    has such events, is not among the fully named ones.
     """
     named = joined((m.address, m.end) for m in memories if m.kind == "named")
     covered = set()
@@ -139,7 +141,7 @@ def overlap(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
 
 
 def part_label(memories: Sequence[RawMemory], start: int, end: int) -> str:
-    """The label of a part of a memory; if it lies in a part with a name, by that name."""
+    """The label of a part of a memory, by the named part that contains it if there is one."""
     around = [m for m in memories if m.address <= start and end <= m.end]
     around = [m for m in around if m.kind == "named"][-1:] or around
     if len(around) != 1:

@@ -18,7 +18,7 @@ from managedmem import _managedmem
 
 VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 STRIDE = 1_000_000  # between the numbers of two files' processes and rows
-ARROWS = 1 << 32  # between those of arrows: numbers, as Perfetto reads text as hexadecimal digits
+ARROWS = 1 << 32  # between the ids of arrows, as numbers: Perfetto reads text as hexadecimal
 
 
 def rank_of_process() -> int | None:
@@ -50,13 +50,14 @@ def clock_name() -> str:
 def merge(paths: Sequence[str], target: str) -> None:
     """Write the events of several files to one.
 
-    Files of one host keep their times; those of others are moved by the difference of the hosts'
-    realtime clocks. Raises ValueError for a file that ``to_chrome_trace()`` has not written, or
-    whose end is missing, and OSError; the target is then left as it was.
+    Files of the first file's host keep their times; times of other hosts are shifted by the
+    difference of the hosts' realtime clocks. Raises ValueError for a file that
+    ``to_chrome_trace()`` has not written, or whose end is missing, and OSError; the target is then
+    left as it was.
     """
     headers = [header_of(path) for path in paths]
     first = headers[0]
-    part = Path(target).with_name(f".{secrets.token_hex(8)}.tmp")  # nobody else's
+    part = Path(target).with_name(f".{secrets.token_hex(8)}.tmp")  # a name that nobody else has
     try:
         with part.open("x", encoding="utf-8") as file:
             whole = {key: first[key] for key in ("displayTimeUnit", "baseTimeNanoseconds")}
@@ -74,7 +75,7 @@ def merge(paths: Sequence[str], target: str) -> None:
 
 
 def header_of(path: str) -> dict[str, Any]:
-    """What a file says of its trace."""
+    """The first line of a file as a dict: it describes the trace."""
     try:
         with open(path, encoding="utf-8") as file:
             header: dict[str, Any] = json.loads(f"{file.readline(1 << 20)}]}}")
@@ -87,7 +88,7 @@ def header_of(path: str) -> dict[str, Any]:
 def moved(
     path: str, header: dict[str, Any], first: dict[str, Any], number: int
 ) -> Iterator[dict[str, Any]]:
-    """The events of a file, with numbers and times for the file of all."""
+    """The events of a file, with the numbers and times that they have in the merged file."""
     shift = 0.0
     if header["otherData"]["clock"] != first["otherData"]["clock"]:
         shift = (header["baseTimeNanoseconds"] - first["baseTimeNanoseconds"]) / 1e3
@@ -114,7 +115,7 @@ def moved(
 
 
 def renumbered(event: dict[str, Any], number: int, shift: float) -> dict[str, Any]:
-    """An event with the numbers and the time that it has in the file of all."""
+    """An event with the numbers and the time that it has in the merged file."""
     copy = {**event, "name": event["name"], "pid": event["pid"] + number * STRIDE}
     copy["tid"] = event["tid"] + number * STRIDE
     if "ts" in event:

@@ -1,7 +1,7 @@
 """The results of a trace: sums, memories and events, decoded from the extension's recorder.
 
-Owns the decoding of its records, and the sums of memories, of several memories, and of a part of
-one.
+Owns the decoding of the recorder's records, and the sums of one memory, of several memories, and of
+a part of a memory.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ ADVICES = (
 BY_FAULT = ("fault", "speculative")
 PREFETCH, HOST_VIEW = OPERATIONS.index("prefetch"), OPERATIONS.index("host_view")
 REMOTE_CAUSES = (None, "fault", "thrashing", "advice", "out_of_memory", "eviction")
-"""Names of the extension's numbers; CUmem_advise counts from 1."""
+"""KINDS, CAUSES, ACCESSES, OPERATIONS and REMOTE_CAUSES name the extension's numbers, from 0 on.
+ADVICES names those of CUmem_advise, from 1 on."""
 
 MOVE, HOST_FAULT, DEVICE_FAULT, REMOTE_MAP, THRASHING, THROTTLING, DUPLICATE = range(7)
 DUPLICATE_END, EVICTION, CALL = 7, 8, 9
@@ -120,13 +121,13 @@ class TraceSums:
     host_faults: int | None
     """Page faults of the host that the module handled."""
     host_write_faults: int | None
-    """Those of them that were writes."""
+    """Page faults of the host that were writes."""
     device_faults: int | None
     """Page faults of devices; accesses of many threads to one page can count several times."""
     device_write_faults: int | None
-    """Those of them that were writes or atomic operations."""
+    """Page faults of devices that were writes or atomic operations."""
     remote_mapped: int
-    """Bytes that a processor was given access to in place, where another one has them."""
+    """Bytes that a processor got access to in place, in the memory of another processor."""
     thrashing: int
     """Bytes of pages that the module saw going back and forth."""
     throttled: float
@@ -171,7 +172,7 @@ class TraceMemory(TraceSums):
     """The name of the memory; for a buffer without one its dtype, shape and number."""
     nbytes: int
     """Size in bytes, without parts that have a name of their own; for several memories with one
-    label, that of the last."""
+    label, the size of the last."""
     address: int
     """Address of the first byte."""
     kind: str
@@ -240,9 +241,10 @@ class TraceEvent(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Memories selected by a key: by index, and the addresses, unless all count.
+    """Memories selected by a key, as indices: all of ``whole``, and parts of ``cut``.
 
-    ``extent`` is the address and the size of a selection that is one range.
+    Of a ``cut`` memory, the addresses from ``start`` to ``end`` count. ``extent`` is the address
+    and the size of a selection that is one range.
     """
 
     label: str
@@ -445,7 +447,7 @@ class Results:
         return f"no memory named {label!r}; there are: {', '.join(near)}{more}"
 
     def _at(self, start: int, end: int, any_time: bool) -> Selection:
-        """The memories at these addresses; those that live at the end, unless `any_time`."""
+        """The memories at these addresses; only those alive at the end, unless `any_time`."""
         events = [
             (i, m)
             for i, m in enumerate(self.memories)
@@ -637,13 +639,13 @@ def place_of(number: int) -> Device | Host | None:
 
 
 class _Cut:
-    """Sums of the pieces of events inside some addresses."""
+    """Sums of the pieces of events that lie inside a range of addresses."""
 
     def __init__(self, start: int, end: int) -> None:
         self.sums = dict.fromkeys(FIELDS, 0)
         self.start, self.end = start, end
         self.moves: list[tuple[int, int]] = []
-        self.last: dict[int, bool] = {}  # of each page: upwards, with the host below the devices
+        self.last: dict[int, bool] = {}  # by page: last moved upwards; the host is lowest
 
     def add(self, record: tuple[int, ...]) -> None:
         """Add the part of an event that lies inside."""

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from managedmem._trace_view import TraceView
 
 MOST_ROWS = 24
-"""A table has at most so many memories; the others share a row."""
+"""A table has at most this many memories; the others share a row."""
 NOTHING = "No managed memory was seen; ordinary device memory is not traced."
 """The note of a table that is empty because the program has no managed memory."""
 
 
 def share_text(part: int, whole: int) -> str:
-    """A share in percent, 0 and 100 only if exact; "-" if `whole` is 0."""
+    """A share in percent. 0 and 100 are shown only if exact, and "-" if `whole` is 0."""
     if whole == 0:
         return "-"
     percent = (200 * part + whole) // (2 * whole)
@@ -29,7 +29,7 @@ def share_text(part: int, whole: int) -> str:
 
 
 def others_text(sums: TraceSums) -> str:
-    """The sums without columns of their own, those that are not 0."""
+    """The sums that have no column of their own and are not 0."""
     viewed = sums.by_cause["host_view"][1]
     parts = [
         ("by numpy()", viewed and size_text(viewed)),
@@ -52,7 +52,7 @@ class Row(NamedTuple):
     has_others: bool = True
 
     def cells(self) -> list[str]:
-        """The texts of the eight columns."""
+        """The texts of the columns."""
         sums, requested = self.sums, self.sums.by_cause["requested"]
         return [
             self.label,

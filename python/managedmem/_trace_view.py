@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class WholeTrace(Protocol):
-    """The members of its trace that a part needs."""
+    """The members of a trace that its parts need."""
 
     _recorder: Recorder
     _labels: list[str]
-    """The labels of the marks, each the end of a part."""
+    """The labels of the marks. Each mark is the end of a part."""
     _sync: bool
     _failure: BaseException | None
-    """The error of the end."""
+    """The error that stop() raised."""
     _overheads: list[int]
     """Nanoseconds that the trace spent by the start of each part, and by the end."""
 
@@ -139,9 +139,9 @@ class TraceView:
     def __getitem__(self, key: str | TraceMemory | tuple[int, int] | _Target) -> TraceMemory:
         """The memory of a label, a buffer, an array, or ``(address, nbytes)``.
 
-        Memories with one label count together, and a buffer with the parts of it that have names.
-        A slice of a buffer counts the pages that it touches. Memory without events has sums of 0;
-        so has an ``(address, nbytes)`` where none was, since memory can be freed.
+        Memories with one label count together, and a buffer counts together with its named parts.
+        A slice of a buffer counts the pages that it touches. Memory without events has sums of 0,
+        and so has an ``(address, nbytes)`` without memory, because memory can be freed.
         Raises KeyError for an unknown label, ValueError for a closed buffer and for a target that
         is not in managed memory, RuntimeError while the trace runs, and for a slice of a memory if
         the trace is `truncated`.

@@ -107,7 +107,7 @@ def _check_captures_by_mark(probe: Trace) -> None:
 
 
 def _check_captures_by_copy() -> None:
-    """Refuse captures without a source of events, by a copy on the legacy stream."""
+    """Without a source of events: raise RuntimeError if a capture makes a copy fail."""
     with empty(1) as scratch:
         try:
             scratch.copy_from(b"\0")
@@ -118,7 +118,7 @@ def _check_captures_by_copy() -> None:
 
 
 def _base_policies(targets: Mapping[str, Any]) -> tuple[dict[str, MigrationPolicy], list[str]]:
-    """The advice of each memory; where its pages differ, none, and the name."""
+    """The advice of each memory; none for those whose pages differ, which are named as well."""
     base, mixed = {}, []
     for name, target in targets.items():
         try:
@@ -130,7 +130,7 @@ def _base_policies(targets: Mapping[str, Any]) -> tuple[dict[str, MigrationPolic
 
 
 def _advisable(targets: Mapping[str, Any]) -> frozenset[str]:
-    """The memories whose resource takes advice; memory of other libraries is tried."""
+    """The memories whose resource takes advice; memory of other libraries is included, on trial."""
     return frozenset(
         name
         for name, target in targets.items()
@@ -179,11 +179,11 @@ class Tuning:
 
     def record_runs(self) -> list[PhaseEvidence]:
         """Trace some runs; [] if nothing can be recorded."""
-        named_targets(self.targets)  # the step can have closed some
+        named_targets(self.targets)  # raises if the step has closed one
         trace = Trace()
         for number, (name, target) in enumerate(self.targets.items()):
             if self.sizes[name]:
-                trace.name(target, f"{number}")  # rows of their own, found by their addresses
+                trace.name(target, f"{number}")  # gives it a row of its own, found by its addresses
         try:
             if not self._record(trace):
                 return []
@@ -208,7 +208,7 @@ class Tuning:
         return True
 
     def _read(self, trace: Trace) -> list[PhaseEvidence]:
-        named_targets(self.targets)  # the traced runs too
+        named_targets(self.targets)  # raises if a traced run has closed one
         runs: list[PhaseEvidence] = []
         count = len(self.phases)
         for i, phase in enumerate(self.phases):
@@ -262,7 +262,7 @@ class Tuning:
         self.check_time(min(seconds))
 
     def run(self, keep: bool) -> TuneResult:
-        """The whole course. On every failure all advice is put back."""
+        """The whole search. On every failure all advice is put back."""
         placement, collects = self.search.placement, gc.isenabled()
         try:
             result = self._run()
@@ -385,20 +385,20 @@ def tune(
 ) -> TuneResult:
     """Find advice and prefetches that make a step faster, and prove each of them by measuring.
 
-    Some runs are traced; rules propose changes from the bytes and faults of each memory; each
-    change is compared with the step as it is, in alternating pairs of runs, and kept if the lower
-    end of the 95 % interval of the gain is above noise. The rest is put back. On the emulated
+    Some runs are traced, and rules propose changes from the bytes and faults of each memory. Each
+    change is compared with the step as it is, in alternating pairs of runs. It is kept if the lower
+    end of the 95 % interval of the gain is above noise, and put back otherwise. On the emulated
     driver, whose times mean nothing, a gain is fewer bytes or faults and more of neither.
 
     Parameters
     ----------
     step : callable, or list of callables or pairs (name, callable)
         The work, to be run again and again, without arguments. Several callables are phases, run in
-        order: prefetches are placed before phases. A step may return streams or events, which are
-        waited for; without any, the devices are.
+        order: prefetches are placed before phases. If a step returns streams or events, tune()
+        waits for these, else for the devices.
     buffers : target, several, or dict of names and targets
-        The memory to tune: buffers, slices of them, arrays and tensors of other libraries. A list
-        takes the names of buffers, or "buffers[i]".
+        The memory to tune: buffers, slices of them, arrays and tensors of other libraries. In a
+        list, memory goes by the name of its buffer, or else by "buffers[i]".
     disposable : targets or names, or a dict with the phase that overwrites each
         Memory whose contents may be lost before it is overwritten. Nothing else is ever discarded.
         Needs CUDA 13.0.
@@ -411,15 +411,16 @@ def tune(
     min_gain : float
         The part of a run, in time or of bytes or faults, that a change must save.
     warmup : int
-        Runs before each comparison that are not measured. If it is not 0, each change of the
-        setting between two measured runs is followed by one more such run.
+        Runs before each comparison that are not measured. If it is not 0, one more such run follows
+        each change of the setting between two measured runs.
     verify : callable, optional
         ``verify(before, after)`` gets the results of the step without and with a change, once for
         each change; the change is rejected if the answer is false.
     keep : bool
         Leave the policies that were proved applied. False: put back all advice.
     max_noise : float
-        The largest difference of unchanged runs, as a part of a run, measured in the same way.
+        The largest difference between unchanged runs that is accepted, as a part of a run. It is
+        measured in pairs of runs, as a gain is.
 
     Returns a `TuneResult`. Contents never change, except those of ``disposable`` memory. After
     every exception, even KeyboardInterrupt, each page has its earlier advice again. An exception of
@@ -452,7 +453,7 @@ def prepared(
 ) -> Tuning:
     """The tuning for checked arguments; tests give it a clock of their own.
 
-    Without one, runs of the emulated driver are judged by its counters.
+    Without a clock, runs of the emulated driver are judged by its counters.
     """
     phases = phases_of(step)
     chosen = points_of(points, phases)

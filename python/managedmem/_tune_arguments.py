@@ -91,7 +91,7 @@ def _is_one_target(given: Any) -> bool:
 
 
 def _names_for(targets: Sequence[Any]) -> list[str]:
-    """The names of whole buffers, or else their places."""
+    """The names of whole buffers; for other targets, their places in the list."""
     names = [
         each.name if isinstance(each, ManagedBuffer) and not each.is_closed else None
         for each in targets
@@ -106,7 +106,7 @@ def _names_for(targets: Sequence[Any]) -> list[str]:
 
 
 def named_targets(buffers: Any) -> dict[str, Any]:
-    """The targets by name, checked: managed memory, open, and no byte in two of them.
+    """The targets by name. Each of them must be open and in managed memory.
 
     Raises ValueError or TypeError.
     """
@@ -167,7 +167,7 @@ def disposable_of(
 
 
 def check_discards(names: Iterable[str], targets: Mapping[str, Any]) -> None:
-    """Raise ValueError if a memory cannot be discarded: read-only, with gaps, without a page."""
+    """Raise ValueError for memory that is read-only, has gaps, or contains no whole page."""
     for name in names:
         try:
             PrefetchPlan([(targets[name], Host())]).explain(discard=True)

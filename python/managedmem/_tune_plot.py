@@ -14,17 +14,17 @@ from managedmem._tune_values import COUNTS, KEPT, TuneTrial, TuneValues, interva
 MOST_ROWS = 20
 LABEL_WIDTH, LABEL_LINES = 48, 3
 LOWEST = -100.0
-"""In percent; what is slower ends here, with its number."""
+"""In percent: the bar of a slower change ends here, and has its number as text."""
 ROW = 0.6
 """The height of the bars of a change together."""
 WON, LOST = colours.BLUE, colours.ORANGE
 
 Row = tuple[str, Sequence[Sequence[tuple[float, float]]], bool]
-"""A label, the pairs of each bar, and True if the change was kept."""
+"""The label of a change, the pairs of each of its bars, and True if it was kept."""
 
 
 def bars_of(measured: TuneValues | TuneTrial) -> Sequence[Sequence[tuple[float, float]]]:
-    """One bar of paired seconds; one of bytes and one of faults where these decided."""
+    """The pairs of each bar: of seconds, or of bytes and of faults if these decided."""
     if measured.counts is None:
         return [measured.pairs]
     return [[pair] for pair in measured.counts.values()]

@@ -74,7 +74,7 @@ class TuneResult(TuneValues):
     def discards(self) -> dict[str, PrefetchPlan]:
         """The plans whose ``discard_prefetch()`` comes before a phase, by the name of the phase.
 
-        Wait for the device before it and after it if the step uses other streams. Raises
+        Wait for the device before and after that call if the step uses other streams. Raises
         RuntimeError for a result of `from_json` that was not applied yet.
         """
         return self._bound(self._discards)
@@ -191,9 +191,9 @@ class TuneResult(TuneValues):
     def plot(self, *, ax: Axes | None = None) -> Axes:
         """Draw the gain of each change that was tried, and of all together; return the Axes.
 
-        Gains are parts of a run: bars are medians with their intervals, dots pairs of runs. ``ax``
-        are the matplotlib Axes to draw on; without it there is a new figure. Raises ImportError
-        without matplotlib, which the extra ``plot`` installs.
+        Gains are parts of a run. Bars are medians with their intervals, dots are pairs of runs.
+        ``ax`` are the matplotlib Axes to draw on; without it there is a new figure. Raises
+        ImportError without matplotlib, which the extra ``plot`` installs.
         """
         from managedmem._tune_plot import draw
 
@@ -265,9 +265,9 @@ class TuneResult(TuneValues):
     def to_python(self) -> str:
         """The proved changes as source text to paste into a program.
 
-        It needs ``buffers``, a dict of the memories by their names, and the phases as functions of
-        their names; names that cannot be used so are looked up in a dict ``phases``. It applies the
-        policies, and defines ``tuned_step()``.
+        It needs ``buffers``, a dict of the memories by their names, and functions with the names of
+        the phases. Phases whose names cannot be names of functions there are looked up in a dict
+        ``phases``. It applies the policies, and defines ``tuned_step()``.
         """
         from managedmem._tune_source import source_of
 
@@ -361,7 +361,7 @@ def _counts_of(value: Any) -> CountPairs | None:
 
 
 def _typed(value: Any, wanted: type | tuple[type, ...], place: str) -> Any:
-    """A value of a file, which can have any type there. Raises TypeError."""
+    """A value of a file, if it has the wanted type. Raises TypeError for other types."""
     if isinstance(value, bool) or not isinstance(value, wanted):
         needed = f"a {wanted.__name__}" if isinstance(wanted, type) else "a number"
         raise TypeError(f"{place} must be {needed}, got {type(value).__name__}")

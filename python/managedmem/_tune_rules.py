@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FREE_SHARE = 0.9
 """Prefetches may fill this share of the memory that a device had free at the start."""
 MOST_NAMED = 3
-"""A text names at most so many memories."""
+"""A text names at most this many memories."""
 
 
 # --- changes ------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class Prefetch:
 
 @dataclass(frozen=True)
 class Discard:
-    """A memory gets pages without its contents before a phase."""
+    """A memory is discarded before a phase: it gets pages at a location, without its contents."""
 
     name: str
     phase: str
@@ -48,7 +48,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Advise:
-    """A memory gets a policy. One that stays where it is needs no prefetches."""
+    """A memory gets a policy. With ``stays`` it stays in one place, and needs no prefetches."""
 
     name: str
     policy: MigrationPolicy
@@ -67,7 +67,7 @@ class Setting:
     discards: Mapping[tuple[str, str], Location] = field(default_factory=dict)
 
     def with_items(self, items: Iterable[Item]) -> Setting:
-        """The setting with changes, which take the place of those that contradict them."""
+        """The setting with changes, which replace the earlier changes that they contradict."""
         policies, prefetches = dict(self.policies), dict(self.prefetches)
         discards = dict(self.discards)
         for item in items:
@@ -126,7 +126,7 @@ class Candidate:
     reason: str
     phases: frozenset[str]
     estimate: float | None = None
-    """Seconds that it could save in a run, for the order; None without evidence."""
+    """Seconds that it could save in a run, which order the candidates; None without evidence."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -162,12 +162,12 @@ class PhaseEvidence:
     evicted: float = 0
     turned_back: float = 0
     stall: float = 0.0
-    """Seconds of the phase in proportion to the bytes that moved unasked: an upper bound. Those
-    bytes, where times mean nothing."""
+    """The memory's share of the seconds of the phase, by the bytes that moved unasked: an upper
+    bound. Where times mean nothing, these bytes themselves."""
     copying: float = 0.0
     """Seconds in which something of the memory moved."""
     phases: frozenset[str] = frozenset()
-    """In the sums over all phases: the phases in which it moved unasked."""
+    """In the sums over all phases: the phases in which the memory moved unasked."""
 
     @property
     def unasked(self) -> float:
@@ -210,7 +210,8 @@ def evidence_in(
     memories: Mapping[str, Sequence[TraceMemory]],
     timed: bool = True,
 ) -> Iterator[PhaseEvidence]:
-    """The evidence of one phase, of one slice for each run; `memories` has theirs by name."""
+    """The evidence of one phase, from a slice for each run. `memories` has one for each slice, by
+    name."""
     runs = len(slices)
     moved = {name: sum(map(unasked, per_run)) for name, per_run in memories.items()}
     total = max(sum(unasked(part.total) for part in slices), sum(moved.values()), 1)
@@ -275,7 +276,7 @@ class Material(NamedTuple):
     """The phases before which prefetches may come."""
     sizes: Mapping[str, int]
     base: Mapping[str, MigrationPolicy]
-    """The advice that memories have by themselves."""
+    """The advice that memories had before the search."""
     advisable: frozenset[str]
     """The memories that take advice."""
     disposable: Mapping[str, str | None]
@@ -349,7 +350,7 @@ def _moves_text(seen: Sequence[PhaseEvidence]) -> str:
 def prefetches(
     material: Material, seen: Iterable[PhaseEvidence]
 ) -> Iterator[tuple[Candidate, PhaseEvidence]]:
-    """R1 and R2: what faults move in a phase is prefetched before it."""
+    """R1 and R2: memory that faults move in a phase is prefetched before that phase."""
     for each in seen:
         if each.phase not in material.points:
             continue
@@ -366,7 +367,7 @@ def prefetches(
 
 
 def goes_both_ways(whole: PhaseEvidence, arrived: float | None = None) -> bool:
-    """True if faults, and ``numpy()`` for reads, move enough bytes in both directions in a run."""
+    """True if enough bytes move both ways in a run: by faults, and back also by ``numpy()``."""
     there = whole.arrived if arrived is None else arrived
     return counts(there, whole.nbytes) and counts(whole.returned + whole.viewed, whole.nbytes)
 
@@ -451,8 +452,9 @@ def overwritten(material: Material, seen: Sequence[PhaseEvidence]) -> Iterator[C
 def _discards(
     material: Material, each: PhaseEvidence, of_name: Sequence[PhaseEvidence], sure: bool
 ) -> Iterator[Candidate]:
-    """The discards before a phase. Unless it is sure to overwrite the memory, all its faults on the
-    side that moves must be writes, and no other phase may write there on that side."""
+    """The discards before a phase. Unless it is `sure` that the phase overwrites the memory, all
+    faults of the side to which the memory moves must be writes, and no other phase may have write
+    faults of that side."""
     sides: list[tuple[float, Location | None, str]] = [
         (each.arrived + each.requested[0], each.device, "device"),
         (each.returned + each.requested[1] + each.viewed, Host(), "host"),
@@ -516,10 +518,10 @@ def compatible(parts: Iterable[Candidate]) -> list[Candidate]:
 
 
 def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Candidate]:
-    """Candidates of one kind together: prefetches of each phase, of each memory, of all; advice.
+    """Candidates of one kind joined: the prefetches of a phase, of a memory, and all; the advice.
 
-    Where many memories gain a little each, none of them alone would pass; and a prefetch in one
-    direction may need the other one.
+    If many memories gain a little each, none of them would pass alone. And a prefetch in one
+    direction may need the prefetch in the other direction.
     """
 
     def of_rules(*rules: str) -> list[Candidate]:
@@ -543,7 +545,7 @@ def groups_of(parts: Sequence[Candidate], phases: Sequence[str]) -> Iterator[Can
 def fitted(
     material: Material, wholes: Sequence[PhaseEvidence], moves: Sequence[Candidate]
 ) -> list[str]:
-    """R7: the names that fit the devices, those with most bytes by faults first."""
+    """R7: the names of memories that fit the devices, those with most bytes by faults first."""
     left = {device: FREE_SHARE * nbytes for device, nbytes in material.free.items()}
     moved = {item.name for part in moves for item in part.items}
     chosen = []
@@ -559,7 +561,7 @@ def fitted(
 def crowded(
     material: Material, wholes: Sequence[PhaseEvidence], moves: Sequence[Candidate]
 ) -> Iterator[Candidate]:
-    """R7: where devices are too small, what fits is prefetched, and the rest stays on the host."""
+    """R7: if devices are too small, what fits is prefetched, and the rest stays on the host."""
     everything = Setting().with_items(item for part in compatible(moves) for item in part.items)
     evicted = sum(whole.evicted for whole in wholes)
     if evicted <= ENOUGH and material.fits(everything):
@@ -586,7 +588,7 @@ def crowded(
 
 
 def propose(material: Material, seen: Sequence[PhaseEvidence]) -> list[Candidate]:
-    """The candidates that counters speak for, the largest estimate first."""
+    """The candidates that the evidence suggests, the largest estimate first."""
     by_name: dict[str, list[PhaseEvidence]] = {}
     for each in seen:
         by_name.setdefault(each.name, []).append(each)
@@ -635,7 +637,7 @@ def propose_all(material: Material, device: Device) -> list[Candidate]:
 
 
 def usable(material: Material, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each change once, without changes that would fill a device, and without present advice."""
+    """Each candidate once, without those that would fill a device or set advice that is there."""
     seen: set[frozenset[Item]] = set()
     kept = []
     for candidate in candidates:

@@ -34,9 +34,10 @@ from managedmem._tune_values import KEPT, TuneTime, TuneTrial, interval_of, orde
 from managedmem._units import time_text
 
 MUCH_SLOWER = 3
-"""A change that makes a run so many times slower has no more than one pair."""
+"""A change that makes a run this many times slower gets only one pair."""
 NOISE_ATTEMPTS = 3
-"""By chance, one steady step in 25 fails the first attempt of nine pairs."""
+"""The attempts to measure noise. By chance, one steady step in 25 fails the first one, of nine
+pairs."""
 REJECTED = "rejected"
 OUT_OF_TIME = ("not tried: the time was up", "the time was up before it was proved")
 MOST_ATTEMPTS = 5
@@ -176,7 +177,7 @@ class Clock:
 
 
 class Placement:
-    """The advice that is applied for a trial, over what memories had before; it can be put back.
+    """The advice that is applied for a trial. The advice that memories had before can be put back.
 
     Blocks are ended in the reverse order of their beginning, because memories can share a page.
     """
@@ -270,7 +271,8 @@ class Pairs(NamedTuple):
     def gains(self) -> list[float]:
         """The seconds that the second of each pair saved.
 
-        Of counts, the larger part of bytes or faults that it saved, unless it added to one of them.
+        With counts, the larger of the saved parts of bytes and of faults. If it added to one of
+        them, the added part, as a negative number.
         """
         if self.counts is None:
             return [first - second for first, second in self.seconds]
@@ -333,7 +335,7 @@ class Search:
         """Remember the candidate, for the notes of errors."""
         self.applied, before = text, self.applied
         yield
-        self.applied = before  # not after an error, whose note tells it
+        self.applied = before  # left as it is by an error, whose note names the candidate
 
     def run(self, setting: Setting) -> tuple[float, Any]:
         """One run under a setting, whose advice is applied."""
@@ -348,10 +350,12 @@ class Search:
     def pairs(self, first: Setting, second: Setting, enough: float | None = None) -> Pairs:
         """Alternating runs: first second, second first, and so on.
 
-        A run that is not measured follows every change, unless `warmup` is 0, because pages lie
-        where the other setting left them. With `enough`, the pairs end as soon as their interval
-        cannot be above it any more, but not before the second pair unless the second setting is
-        much slower, and where the time is up.
+        Runs that are not measured follow every change of the setting, because pages lie where the
+        other setting left them: `warmup` in the first pair, later one at most.
+
+        With `enough`, the pairs can end early: after the first pair if verify() refuses its result
+        or the second setting is much slower; from the second pair on, as soon as their interval
+        cannot be above `enough` any more; and after any pair if the time is up.
         """
         settings = (first, second)
         pairs = Pairs([], [] if self.clock.counted else None)
@@ -406,7 +410,7 @@ class Search:
     # --- the course -----------------------------------------------------------------------------
 
     def measure_noise(self) -> TuneTime:
-        """Compare the unchanged step with itself; its seconds. Raises TuneUnstableError."""
+        """Compare the unchanged step with itself; return its seconds. Raises TuneUnstableError."""
         for _ in range(NOISE_ATTEMPTS):
             pairs = self.pairs(Setting(), Setting())
             seconds = [each for pair in pairs.seconds for each in pair]
@@ -441,8 +445,8 @@ class Search:
         )
 
     def _is_steady(self, counts: Sequence[tuple[Counts, Counts]]) -> bool:
-        """True if bytes and faults of unchanged runs differ by chance, and little; notes by how
-        much."""
+        """True if bytes and faults of unchanged runs differ little, and only by chance. Sets
+        ``noise`` to the difference."""
         saved = [shares(first, second) for first, second in counts]
         intervals = [interval_of(each) for each in zip(*saved, strict=True)]
         self.noise = max(max(abs(each.low), abs(each.high)) for each in intervals)
@@ -503,7 +507,7 @@ class Search:
     def go_through(
         self, candidates: Sequence[Candidate], material: Material
     ) -> list[tuple[Candidate, Setting]]:
-        """Try each candidate; returns those that times rejected, with the setting of each trial."""
+        """Try each candidate; return those that their pairs rejected, with the setting before."""
         rejected = []
         for candidate in candidates:
             changed = self.setting.with_items(candidate.items)
@@ -522,7 +526,7 @@ class Search:
         return rejected
 
     def leave_out(self) -> None:
-        """Try to do without each change that came in together with others."""
+        """Try to do without each change that was kept only together with others."""
         together = {
             item
             for item in self._items()
@@ -561,9 +565,9 @@ class Search:
                 self.trials[number] = trial
 
     def compare(self) -> Pairs | None:
-        """The proof of all together: the first setting against the last. None without a gain.
+        """The proof of all kept changes together: pairs of the first and the last setting.
 
-        Without a gain all is put back.
+        None without a gain, and then all changes are put back.
         """
         if self.setting == Setting():
             return None

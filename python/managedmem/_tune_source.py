@@ -11,12 +11,12 @@ from managedmem._tune_values import Entries, TuneValues
 from managedmem._units import WIDTH, time_text
 
 RESERVED = {"buffers", "phases", "tuned_step", "Device", "Host", "MigrationPolicy", "PrefetchPlan"}
-"""Names of the text; phases of these names are looked up in ``phases``."""
+"""Names that the text uses. Phases with these names are looked up in ``phases``."""
 PLANS = ("before_", "discards_before_")
 
 
 def _is_name(phase: str) -> bool:
-    """True if Python reads this name as it is, and not as another one of the same look."""
+    """True if Python takes this name as it is: it normalizes some characters of names (NFKC)."""
     return phase.isidentifier() and unicodedata.is_normalized("NFKC", phase)
 
 

@@ -112,13 +112,13 @@ class TuneTrial(NamedTuple):
         return record_text(self, "change", "rule", "reason", "gain", "verdict", gain=str)
 
     def __hash__(self) -> int:
-        """A hash without the evidence, which has none."""
+        """A hash without the evidence, a dict, which has no hash."""
         return hash((*self[:3], *self[4:]))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TuneValues:
-    """The part of a `TuneResult` without its memory and its step."""
+    """A `TuneResult` without its memory and its step."""
 
     policies: dict[str, MigrationPolicy]
     """The policy of each memory whose advice changed, by name."""

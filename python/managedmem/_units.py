@@ -12,7 +12,7 @@ WIDTH = 100
 NAME_BYTES = 200
 """The longest name of a memory in UTF-8; the extension refuses longer ones of buffers."""
 MOST_LABEL = 40
-"""A label is cut to so many characters."""
+"""A label is cut to this many characters."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:s|ms|us|x)\b)")
 
 

@@ -28,8 +28,8 @@ class WorkingGroup:
     Made by add() of the set. Safe from every thread.
     """
 
-    # One for all sets: a garbage collection under it may end uses of other groups, in an order
-    # that no thread knows.
+    # One lock for all sets: a garbage collection under the lock may end uses of groups of other
+    # sets, so that threads could take the locks of several sets in different orders.
     _lock = threading.RLock()
     _ACCESS_THAT_STAYS: tuple[Access, ...] = ()
 
@@ -83,17 +83,18 @@ class WorkingGroup:
         access : {'read', 'write'}, optional
             Whether this use writes a group with access='write'. None is the access of the group.
 
-        Returns a WorkingUse; the end of its with block closes it. Work that is queued on the stream
-        before that uses use.arrays. Uses may nest and overlap. If the groups in use leave no room,
-        or after a failure of the driver, the arrays are at home: the device reaches them over the
-        bus, or by page faults if they are managed. In a WorkingSet, a group with access='write'
-        that is used at home waits for the copies home first. In a stream that captures a graph, the
-        graph copies the group at each launch, if its half of the budget has room; the first use in
-        a capture waits for the copies of the set. In a ManagedWorkingSet the group is then at home.
+        Returns a WorkingUse; the end of its with block closes it. Until then, work that uses
+        use.arrays can be queued on the stream. Uses may nest and overlap. If the groups in use
+        leave no room, or after a failure of the driver, the arrays are at home: the device reaches
+        them over the bus, or by page faults if they are managed. In a WorkingSet, a group with
+        access='write' that is used at home waits for the copies home first. If the stream captures
+        a graph, the graph copies the group at each launch, if the half of the budget for graphs has
+        room; the first use in a capture waits for the copies of the set. In a ManagedWorkingSet,
+        the group is at home in a capture.
 
         Raises RuntimeError for a closed set, stream or buffer, a removed group, while the host
         writes the group, and while it reads a group that the use writes; ValueError for another
-        access; CUDAError if that wait fails. Driver: cuStreamWaitEvent, cuMemcpyAsync, in a capture
+        access; CUDAError if a wait fails. Driver: cuStreamWaitEvent, cuMemcpyAsync, in a capture
         cuGraphAddMemcpyNode, cuStreamUpdateCaptureDependencies, cuUserObjectCreate and
         cuStreamSynchronize, or for managed memory cuMemPrefetchAsync.
         """
@@ -115,9 +116,10 @@ class WorkingGroup:
         them after the block: the device may write there, and later writes may be lost. The block
         works after the set is closed, too.
 
-        Raises RuntimeError while the device writes the group, and with access='write' also while it
-        reads it, or an array of a use is referenced; ValueError for another access; CUDAError if
-        the driver fails. Driver: cuEventRecord, cuEventSynchronize, cuCtxSynchronize.
+        Raises RuntimeError while the device writes the group, and with access='write' also while
+        the device reads the group or an array of a use is referenced; ValueError for another
+        access; CUDAError if the driver fails. Driver: cuEventRecord, cuEventSynchronize,
+        cuCtxSynchronize.
         """
         if access not in ("read", "write"):
             raise ValueError(f"access must be 'read' or 'write', got {access!r}")
@@ -137,7 +139,8 @@ class WorkingGroup:
                     self._host_writers -= writes
 
     def _wait_for_home(self, frames: _Frames | None, writes: bool) -> None:
-        """Wait until the host may use the memory. Uses of a closed set may have ended later."""
+        """Wait until the host may use the memory. In a closed set, whose `frames` is None, uses may
+        have ended after the close, so wait for all work of the device."""
         if frames is None:
             self._owner.device.sync()
         elif writes or self._is_written_at_home():
@@ -256,7 +259,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _ReadOnly:
-    """The owner of buffers over memory that is not to be written: it says so."""
+    """The owner of buffers over memory that must not be written: its interface says read-only."""
 
     def __init__(self, slab: _Slab) -> None:
         self.slab = slab
@@ -280,7 +283,7 @@ class Home(NamedTuple):
     pack: Callable[[list[ManagedBuffer]], Any]  # makes what add() was given: a dict or a tuple
 
     def arrays(self, start: int, owner: object) -> Any:
-        """The arrays in memory like this one, at an address."""
+        """Arrays with this layout over the memory at an address."""
         return self.pack(
             [
                 ManagedBuffer.from_handle(start + offset, nbytes, owner=owner).view(dtype, shape)
@@ -306,7 +309,7 @@ class FramedGroup(WorkingGroup):
 
     def _begin_at_home(self, frames: _Frames, writes: bool) -> None:
         if self._access == "write":
-            frames.wait()  # even if the stream captures, where it cannot follow the copies home
+            frames.wait()  # by the host: a stream that captures cannot follow the copies home
         self._was_written_at_home |= writes
         super()._begin_at_home(frames, writes)
 
@@ -329,7 +332,7 @@ class FramedGroup(WorkingGroup):
 class ManagedGroup(WorkingGroup):
     """A group of a ManagedWorkingSet."""
 
-    _ACCESS_THAT_STAYS = ("scratch",)  # a set that brought it would discard it
+    _ACCESS_THAT_STAYS = ("scratch",)  # bringing it to the device would discard its contents
 
     _nbytes = 0
     _targets: Any = ()
@@ -358,7 +361,8 @@ class ManagedGroup(WorkingGroup):
 
 
 class _Parts:
-    """The parts of a use that are on the device. Its arrays keep it, even when the use is over."""
+    """The parts of a use that are on the device. Arrays of the use keep this object alive, even
+    when the use is over."""
 
     outlives = False
     is_over = False
@@ -366,11 +370,11 @@ class _Parts:
     def __init__(self, group: WorkingGroup, frames: _Frames) -> None:
         self.group = group
         self.frames = frames
-        self.numbers: list[int] = []  # changed in calls of the engine, between which signals come
+        self.numbers: list[int] = []  # filled by the engine, so that a signal cannot lose them
         self.stream: Any = None
 
     def __del__(self) -> None:
-        self.is_over = True  # even for a use that is garbage together with its arrays
+        self.is_over = True  # for close() of a use that is garbage together with its arrays
         if self.outlives:
             end_without_caller(self, self.frames)
 
@@ -388,7 +392,7 @@ def end_without_caller(ended: _Parts | WorkingUse, frames: _Frames) -> None:
     try:
         try:
             ended._end()
-        except (RuntimeError, TypeError, ValueError):  # the stream is closed, or is none
+        except (RuntimeError, TypeError, ValueError):  # the stream is closed, or not a stream
             frames.synchronize()
             ended._end_late()
     except Exception:  # such as in a host function, where the driver refuses calls
@@ -433,11 +437,11 @@ class WorkingUse:
     def arrays(self) -> Any:
         """The arrays for work on the stream, as a dict or a tuple.
 
-        In a WorkingSet: buffers in a frame of the device, or at home without room. A dict if add()
-        was given names, else a tuple. Libraries that read __cuda_array_interface__ or DLPack take
-        them without a copy. While one of them, or an array over it, is referenced, the group keeps
-        its frame after the use. Do not write the array then: the write does not go home. In a
-        ManagedWorkingSet: the targets themselves.
+        In a WorkingSet: buffers in a frame of the device, or at home if there is no room. A dict if
+        add() was given names, else a tuple. Libraries that read __cuda_array_interface__ or DLPack
+        take them without a copy. While one of them, or an array over it, is referenced, the group
+        keeps its frame after the use. Do not write the array after the use: the write does not go
+        home. In a ManagedWorkingSet: the targets themselves.
 
         Raises RuntimeError once the use is closed.
         """
@@ -456,7 +460,7 @@ class WorkingUse:
         """End the use after the work that is now queued on a stream; None is the stream of the use.
 
         The writes of the use go home behind that work. Closing again does nothing. Raises
-        RuntimeError for a closed stream, CUDAError if the driver refuses; the use then goes on.
+        RuntimeError for a closed stream, CUDAError if the driver refuses; the use then stays open.
         Driver: cuEventRecord, cuMemcpyAsync.
         """
         stream = self._stream if stream is None else stream
@@ -468,7 +472,7 @@ class WorkingUse:
             self._shown = None
         assert parts is not None
         frames, numbers, seen = parts.frames, parts.numbers, weakref.ref(parts)
-        del parts  # what is left of it is referenced by arrays of the caller
+        del parts  # now only arrays of the caller can reference it
         kept = seen()
         self._close(frames, numbers, None if kept is None or kept.is_over else kept, stream)
 
@@ -487,7 +491,7 @@ class WorkingUse:
             kept.outlives = True
 
     def _acquire(self, parts: _Parts) -> None:
-        """Acquire all parts, unless one is at home."""
+        """Acquire all parts. If one has no room on the device, the use is at home."""
         group = self._group
         numbers = () if group._stays_at_home() else group._numbers
         acquired = parts.frames.acquire(numbers, self._writes, self._stream, parts.numbers)

@@ -28,7 +28,7 @@ from managedmem._working_group import (
 
 Group = TypeVar("Group", bound=WorkingGroup)
 
-_ALIGNMENT = 512  # of the arrays of a group, as of torch's memory
+_ALIGNMENT = 512  # bytes: the alignment of arrays in a group, as in torch's memory
 _RESERVE = 5  # "auto" leaves a fifth of what is free to other memory
 
 
@@ -38,24 +38,24 @@ class WorkingSetStats(NamedTuple):
     Attributes
     ----------
     acquired : int
-        Uses of groups; in a ManagedWorkingSet, of their targets.
+        Uses of groups; in a ManagedWorkingSet, uses of their targets.
     hits : int
         Uses among these that found the group on the device, or on its way there.
     mapped : int
-        Of these, uses at home: without room, after a failure, or in a ManagedWorkingSet in a stream
-        that captures.
+        Acquired uses that were at home: without room, after a failure, or in a ManagedWorkingSet in
+        a stream that captures.
     loads : int
         Loads to the device, those ahead of a use included.
     ahead : int
-        Of these, loads that were queued before the use.
+        Loads among these that were queued before the use.
     drops : int
         Groups or targets that left the device.
     bytes_loaded, bytes_home : int
         Bytes that were brought to the device, and home.
     kept : int
         Bytes of device memory that the set takes: its frames, and 0 while it is suspended. In a
-        ManagedWorkingSet, the bytes of all in it that was on the device once: the driver keeps
-        their frames until other memory needs them.
+        ManagedWorkingSet, the bytes of all its memory that was on the device once: the driver keeps
+        the frames until other memory needs them.
     failures : int
         Failures of driver calls, after which groups may be used at home.
     last_error : str or None
@@ -88,7 +88,7 @@ class _GroupSet(Generic[Group]):
         self._device = device
         self._process = os.getpid()
         self._lost: deque[Any] = deque()  # uses that ended where the driver refused calls
-        self._kept_at_home = 0  # uses beside others that have found their group there
+        self._kept_at_home = 0  # uses at home because an open use had found its group there
         self._groups: dict[Group, None] = {}
         self._order: tuple[Group, ...] | None = None
         free = self._device.memory_info.free
@@ -147,7 +147,7 @@ class _GroupSet(Generic[Group]):
         try:
             frames.remove(group._numbers)
         except BaseException:
-            group._is_removed = not group._numbers  # an interrupt comes when it is done
+            group._is_removed = not group._numbers  # an interrupt can come after the removal
             raise
         finally:
             if group._is_removed:
@@ -185,7 +185,7 @@ class _GroupSet(Generic[Group]):
         with WorkingGroup._lock:
             self._last_stats = self.stats()
             self._frames = None
-        frames.end_round()  # uses that go on load nothing ahead
+        frames.end_round()  # uses that are still open load nothing ahead
 
     def _end_lost(self) -> None:
         """Try again to end the uses that were lost where the driver refused calls."""
@@ -272,10 +272,10 @@ class WorkingSet(_GroupSet[FramedGroup]):
         driver, of 2 MiB, and other devices do not reach arrays in frames.
 
     Work that is queued on the stream of a use finds use.arrays in frames, which lie in the budget.
-    Copies to frames go ahead of the uses, in an order that the set learns or is given; the groups
-    whose next use is farthest away make room, and where no order is known, those that are used
-    least. Results are right in any order of uses. A stream that reads the writes of another must
-    follow it, as with other memory.
+    Copies to frames go ahead of the uses, in an order that the set learns or is given. The groups
+    whose next use is farthest away make room; if no order is known, the groups that are used least
+    do. Results are right in any order of uses. A stream that reads what another stream wrote must
+    wait for that stream, as with other memory.
 
     Use the set in a with block, or close() it. len() is the number of groups, iteration yields
     them. A use that loads takes time in proportion to the number of groups, so a set is meant for a
@@ -335,16 +335,16 @@ class WorkingSet(_GroupSet[FramedGroup]):
     def suspend(self) -> None:
         """Give the device memory of the set back to the driver, until resume().
 
-        Waits for the device; contents are at home then. Meanwhile the set works on, with all uses
-        at home. Graphs that were captured in it may be launched, too: their half of the budget has
-        page-locked memory of the host, which the set keeps for the next time. Suspending again does
-        nothing.
+        Waits for the device; contents are at home then. The set works on while it is suspended,
+        with all uses at home. Graphs that were captured in it may be launched, too: page-locked
+        memory of the host takes the place of their half of the budget, and the set keeps it for the
+        next time. Suspending again does nothing.
 
         Raises RuntimeError for a set that was made without suspendable=True or is closed, while a
-        use holds a frame, or an array of one is referenced, and while a stream captures; CUDAError
-        if the driver fails, or the host lacks that memory. The set is not suspended then. Safe from
-        every thread; no graph may run meanwhile on a context of another library. Driver:
-        cuCtxSynchronize, cuMemUnmap, cuMemRelease.
+        use holds a frame, or an array of a use is referenced, and while a stream captures;
+        CUDAError if the driver fails, or the host lacks that memory. The set is not suspended then.
+        Safe from every thread; during the call, no graph may run on a context of another library.
+        Driver: cuCtxSynchronize, cuMemUnmap, cuMemRelease.
         """
         self._open().suspend()
 
@@ -353,7 +353,7 @@ class WorkingSet(_GroupSet[FramedGroup]):
 
         Raises RuntimeError for a closed set and while a stream captures, MemoryError if the device
         has less free, CUDAError if the driver fails; the set then stays suspended. Does nothing
-        unless it is suspended. Safe from every thread; no graph of the set may run meanwhile.
+        unless it is suspended. Safe from every thread; no graph of the set may run during the call.
         Driver: cuMemCreate, cuMemMap, cuMemSetAccess.
         """
         self._open().resume()
@@ -385,15 +385,16 @@ class ManagedWorkingSet(_GroupSet[ManagedGroup]):
     Parameters
     ----------
     limit : int or str
-        The most bytes of groups that the set brings to the device at a time, in the forms of a
-        budget. It is not a budget: the driver keeps the frames of pages that have left until other
-        memory needs them. stats().kept has the bytes of all groups that were on the device.
+        The most bytes of groups that the set brings to the device at a time, given as the budget of
+        a WorkingSet is. It is not a budget: the driver keeps the frames of pages that have left
+        until other memory needs them. stats().kept has the bytes of all groups that were on the
+        device.
     device : Device, a device object of another library, or an ordinal
         None is the calling thread's current device.
 
-    For programs whose addresses must not change, such as data with pointers; else a WorkingSet
-    takes no more memory than its budget. Groups are prefetched ahead of their uses, and home when
-    they make room. Without room, the device reaches a group by page faults.
+    It is for programs whose addresses must not change, such as data with pointers. For others, a
+    WorkingSet takes no more memory than its budget. Groups are prefetched ahead of their uses, and
+    home when they make room. Without room, the device reaches a group by page faults.
 
     Raises TypeError and ValueError for bad arguments, MemoryError if less than the limit is free,
     NotImplementedError for a device without concurrent_managed_access. In a forked child, uses
@@ -489,7 +490,7 @@ def _home_of(arrays: Any, device: Device) -> Home:
     slab = _filled(names or range(len(items)), items, layout, used, device)
     pack = tuple if names is None else lambda made: dict(zip(names, made, strict=True))
     home = Home(slab, used, layout, pack)
-    home.arrays(slab.handle, slab)  # raises for what a buffer cannot be
+    home.arrays(slab.handle, slab)  # raises for a form that a buffer cannot have
     return home
 
 
@@ -516,7 +517,7 @@ def _form_of(array: Any) -> tuple[tuple[int, ...], DType]:
 def _filled(
     names: Iterable[Any], items: list[Any], layout: list[Any], nbytes: int, device: Device
 ) -> _Slab:
-    """Page-locked memory with the contents of the arrays. Pages that exist are locked faster."""
+    """Page-locked memory with the contents of the arrays: filled first, as this locks faster."""
     available = host_available()
     if available is not None and nbytes > available:
         raise MemoryError(

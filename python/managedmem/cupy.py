@@ -83,7 +83,7 @@ def make_allocator(
     Parameters
     ----------
     policy : MigrationPolicy, optional
-        The advice of the pages, in place of the next three.
+        The advice of the pages, in place of the next three arguments.
     preferred_location : Device or Host, optional
         The preferred location of the pages.
     accessed_by : iterable of Device and Host()
@@ -155,8 +155,8 @@ def prefetch(
 ) -> None:
     """Move the pages of one or more arrays to a location, in the order of CuPy's current stream.
 
-    As managedmem.prefetch(), but ``stream=None`` is ``cupy.cuda.get_current_stream()``. A strided
-    array is moved from its first to its last element.
+    Works as managedmem.prefetch(), but ``stream=None`` is ``cupy.cuda.get_current_stream()``. A
+    strided array is moved from its first to its last element.
     """
     if stream is None:
         stream = cupy.cuda.get_current_stream()

@@ -141,12 +141,12 @@ class Frames(NamedTuple):
     """
 
     used: int
-    """In frames that hold pages of managed memory."""
+    """Bytes in frames that hold pages of managed memory."""
     kept: int
-    """In frames whose pages have all left. A free of the memory gives them back, and so does
-    anything that needs room on the device."""
+    """Bytes in frames whose pages have all left the device. Freeing the memory gives these frames
+    back, and so does anything that needs room on the device."""
     plain: int
-    """In memory that is not managed: of ``cuMemAlloc``, and of pools on the device."""
+    """Bytes in memory that is not managed: of ``cuMemAlloc``, and of pools on the device."""
     peak: int
     """The most that was taken at once since `clear_counters`."""
 
@@ -276,7 +276,7 @@ def enable(
     schedule : {"eager", "lazy"}, optional
         See `schedule()`.
     discard : {"poison", "keep", "zero"}, optional
-        Discarded pages hold the byte 0xDB, what they would on an H200, or zeros.
+        Discarded pages hold the byte 0xDB, the contents that they would have on an H200, or zeros.
 
     Raises RuntimeError if another driver, or the emulated one with other settings, is open
     already, TypeError or ValueError for bad arguments.
@@ -563,7 +563,7 @@ def clear_counters() -> None:
 
 
 def _run_counts() -> tuple[int, int]:
-    """Bytes over the bus, moved or used in place, and faults, of tune()'s runs so far."""
+    """The bytes over the bus, moved or used in place, and the faults so far, for tune()."""
     counted = counters()
     moved = counted.bytes_htod + counted.bytes_dtoh + counted.bytes_dtod
     return moved + _library().emu_used_in_place(), counted.cpu_faults + counted.gpu_faults
@@ -608,14 +608,15 @@ def disturb_queue(
     layout : bool
         Records have a layout that no module is known to write.
     drop, lose : int
-        Every nth record is missing: counted by the queue, or not. 0: none.
+        Every nth record is missing. The queue counts those of ``drop``, and not those of ``lose``.
+        0: none is missing.
     garbage : int
-        A record of random bytes comes before every nth. 0: never.
+        A record of random bytes comes before every nth record. 0: never.
     late : int
         Records arrive with the nth flush after they were made. 0: at once.
     branch : int
-        The branch of the module, 535 to 999, of which 560 and those before 565 take other
-        requests. 0: the newest.
+        The branch of the module, 535 to 999. Its requests differ before 560, from 560 on, and from
+        565 on. 0: the newest.
     unlisted : int
         1: the module lists a device only once it has a context. 2: it lists only the first one.
         0: all of them.

@@ -2,8 +2,8 @@
 
 >>> from managedmem import megatron as unified_memory
 
-Owns its names, argument forms and return values: a device is an int, -1 is the CPU, None in place
-of a tensor or module does nothing. Needs PyTorch; the import opens no driver.
+Owns the names, argument forms and return values of that module: a device is an int, -1 is the CPU,
+None in place of a tensor or module does nothing. Needs PyTorch; the import opens no driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-import managedmem.torch  # isort: skip  # first, because it says so where PyTorch is missing
+import managedmem.torch  # isort: skip  # first: it raises the error that says what to install
 import torch
 from torch import Tensor
 
@@ -64,7 +64,7 @@ _compilation_error = ""
 
 
 def _check_support() -> str:
-    """Why there can be no pool, or ""; checks only once, as Megatron-LM does."""
+    """The reason why there can be no pool, or ""; checks only once, as Megatron-LM does."""
     global _compilation_state, _compilation_error  # noqa: PLW0603
     with _lock:
         if _compilation_state is CompilationState.UNATTEMPTED:
@@ -89,8 +89,8 @@ def compile_allocator() -> None:
 def create_unified_mempool() -> torch.cuda.MemPool:
     """Make a pool over managed memory that prefers, and is accessed by, its own device.
 
-    As managedmem.torch.managed_mempool() with this advice. Raises UnifiedMemoryUnsupportedError,
-    with the reason, where torch cannot have managed memory.
+    Works as managedmem.torch.managed_mempool() with this advice. Raises
+    UnifiedMemoryUnsupportedError, with the reason, where torch cannot have managed memory.
     """
     if reason := _check_support():
         raise UnifiedMemoryUnsupportedError(reason)
@@ -108,7 +108,7 @@ def _location(device: Any) -> Device | Host:
 
 @contextmanager
 def _errors_of(action: str) -> Iterator[None]:
-    """Turn a missing driver into a system without support; add the action to other errors."""
+    """Raise UnifiedMemoryUnsupportedError for a missing driver; note the action on CUDAErrors."""
     try:
         yield
     except (DriverNotFoundError, DriverTooOldError) as error:
@@ -125,7 +125,7 @@ def _find_in_tensor(tensor: Any) -> Found:
 
 
 def _find_in_module(module: Any, include_buffers: bool) -> Found:
-    """The module's parameters, without those in plain host memory."""
+    """The module's parameters (and buffers), without those in plain host memory."""
     if module is not None and not isinstance(module, torch.nn.Module):
         raise TypeError(f"expected a torch.nn.Module or None, got {module!r}")
     tensors = [] if module is None else find_tensors(module, include_buffers)
@@ -133,7 +133,7 @@ def _find_in_module(module: Any, include_buffers: bool) -> Found:
 
 
 def _ranges_of(tensors: Found) -> list[ManagedBuffer]:
-    """The distinct ranges; as Megatron-LM, RuntimeError for a CUDA tensor that is not managed."""
+    """The distinct ranges. RuntimeError for an unmanaged CUDA tensor, as Megatron-LM raises it."""
     try:
         return ranges_of(tensors)
     except NotManagedError as error:

@@ -37,10 +37,10 @@ def no_managed_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if memory that it allocated lives on after it and after a garbage collection.
 
     The memory is that of live(), and the device memory of working sets and offloaded modules. The
-    message names each memory with its size and, while tracemalloc traces, the allocation. What
-    fixtures before this one free is a leak at its end: @pytest.mark.usefixtures puts it before the
-    fixtures that a test names. A test that raises, even in a fixture, is not looked at. Driver:
-    cuMemPoolGetAttribute, once for each pool.
+    message names each memory with its size and, while tracemalloc traces, the allocation. Memory of
+    the test that an earlier fixture frees counts as a leak, because that fixture ends later.
+    @pytest.mark.usefixtures puts this fixture before those that a test names. A test that raises,
+    even in a fixture, is not looked at. Driver: cuMemPoolGetAttribute, once for each pool.
     """
     before, frames_before = {memory.serial for memory in live()}, _frames()
     yield
@@ -83,7 +83,7 @@ def _message(leaked: list[LiveMemory], frames: dict[int, int], path: str) -> str
 
 
 def _calls(traceback: tracemalloc.Traceback, path: str) -> list[str]:
-    """The calls from the file of the test on, or all; those of pytest come before it."""
+    """The calls from the file of the test on, without those of pytest before; or else all."""
     frames = [(frame.filename, frame.lineno) for frame in traceback]
     first = next((i for i, (filename, _) in enumerate(frames) if filename == path), 0)
     return tracemalloc.Traceback(frames[first:][::-1]).format()

@@ -1,4 +1,4 @@
-"""Bars of numbers for terminals: of blocks, or of ASCII for other encodings; colours on a tty."""
+"""Bars of numbers for terminals: of blocks or, without these, of ASCII; with colours on a tty."""
 
 from __future__ import annotations
 

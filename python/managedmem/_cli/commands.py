@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments.
 
-    The program that ``trace`` runs can end otherwise.
+    A program under ``trace`` can end the process with another status.
     """
     given = sys.argv[1:] if arguments is None else arguments
     given, of_script = script.split(given) if given[:1] == ["trace"] else (given, [])

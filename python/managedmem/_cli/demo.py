@@ -36,7 +36,7 @@ _PER_IMAGE = 4 * digits.FEATURES + 4 * digits.CLASSES + 1
 
 
 class Job(NamedTuple):
-    """The classification of one batch: its memory, the location of the pages before and at work."""
+    """The classification of one batch: its memory, and where the pages are before and during it."""
 
     inputs: ManagedBuffer
     weights: ManagedBuffer

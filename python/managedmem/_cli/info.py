@@ -227,7 +227,7 @@ def report_failure(error: managedmem.CUDAError) -> None:
         print(f"  {printable(line)}")
     print_nodes(emulated=False)
     section("libraries that can share managed memory", library_rows())
-    if "MANAGEDMEM_EMULATOR:" not in str(error):  # whose message says what to write
+    if "MANAGEDMEM_EMULATOR:" not in str(error):  # an error about it says itself what to do
         print("\n" + HELP.format(program=program_name()))
 
 

@@ -17,7 +17,7 @@ def program_name() -> str:
 
 
 def write_to_nothing(stream: TextIO) -> None:
-    """Let a stream without a reader write nowhere: Python flushes it once more at exit."""
+    """Let a stream without a reader write to /dev/null, as Python flushes it once more at exit."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, stream.fileno())
     os.close(nothing)

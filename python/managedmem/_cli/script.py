@@ -44,12 +44,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "-m", dest="is_module", action="store_true", help="run a module, as python -m does"
     )
     command.add_argument("script", help="the script, or the module after -m")
-    # With a default, errors do not call them required.
+    # Without the default, argparse's errors would call the arguments required.
     command.add_argument("arguments", nargs="*", default=[], help="its arguments")
 
 
 def split(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The parsed arguments of the command, and the unparsed arguments of the script."""
+    """Split the arguments into those of the command, up to the script, and those of the script."""
     at = 1
     while at < len(arguments) and arguments[at].startswith("-"):
         at += 2 if arguments[at].removeprefix("--") in FILES else 1
@@ -216,7 +216,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     note_late_options(options, arguments)
     driver.apply_request(options.driver)
     if options.is_module and not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # of the console command it is the folder of its script
+        sys.path[0] = os.getcwd()  # the console command has the folder of its own script there
     try:
         program = (find_module if options.is_module else read_script)(options.script)
         files = Files(opened(options.json), opened(options.chrome))

@@ -73,7 +73,7 @@ def _rich(name: str) -> Any:
 
 
 def _table(view: View) -> Any:
-    """The view for the library rich: the texts are not read as its markup."""
+    """The view as a table of the library rich, which does not read the texts as markup."""
     table = _rich("table").Table(box=None, title_justify="left", caption_justify="left")
     text = _rich("text").Text
     table.title, table.caption = text(view.title, "bold"), text("\n".join(view.notes))
@@ -113,11 +113,11 @@ def views(source: Source, interval: float, count: int | None) -> Iterator[View]:
         yield View(now, before)
         before = now
         shown += 1
-        due = max(due + interval, time.monotonic())  # views that a stop has missed are left out
+        due = max(due + interval, time.monotonic())  # views missed by a stopped top are left out
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show a process until it or the count ends; return the exit status."""
+    """Show a process until it ends or the count is reached; return the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names can have any character
     process = options.process or only_process()

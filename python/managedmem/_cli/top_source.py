@@ -19,7 +19,7 @@ from managedmem._units import label_text
 MANAGED = "/dev/nvidia-uvm"
 """The file whose mappings are managed memory."""
 MOST_REASON = 1000
-"""A reason of a process is cut to so many characters, none of which a terminal acts on."""
+"""A reason from a process is cut to this many characters. A terminal acts on none of them."""
 PATIENCE = 10.0
 """Seconds for an answer."""
 START = "start it with MANAGEDMEM_TOP=1 in its environment, which `import managedmem` reads"
@@ -74,13 +74,14 @@ class Served:
         self._process = process
 
     def close(self) -> None:
-        """End the connection, and with the last one the recording of the process."""
+        """End the connection. With its last connection, the process ends its recording."""
         self._socket.close()
 
     def _check_peer(self, process: int) -> None:
-        """Any process can take the name of the socket: the kernel says whose it is.
+        """Check with the kernel who answers, as any process can take the name of the socket.
 
-        The user is that of the beginning: root in a process that has become another user since.
+        The user is that of the time when the socket was opened: root, if the process has changed
+        its user since.
         """
         peer, user = peer_of(self._socket)
         if peer != process or user not in (0, owner_of(process)):

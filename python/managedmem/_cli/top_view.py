@@ -32,7 +32,7 @@ def _by_memory(answer: Answer | None) -> dict[Key, Answer]:
 
 
 class View:
-    """A process at one moment. ``before`` is the answer before this one, None for the first."""
+    """A process at one moment. ``before`` is the previous answer, None for the first view."""
 
     def __init__(self, now: Answer, before: Answer | None) -> None:
         self._now = now
@@ -43,7 +43,7 @@ class View:
     def _made_rows(
         self, sums: Mapping[Key, Answer], sums_before: Mapping[Key, Answer]
     ) -> list[Row]:
-        """Memories that live, and others that moved, most moved bytes first, then largest."""
+        """Memories that live, and others that moved, by moved bytes and then by size."""
         living = {(each["label"], each["address"]): each for each in self._now["live"]}
         rows = []
         for key, each in {**sums, **living}.items():
@@ -87,7 +87,7 @@ class View:
         return [*shown, _cells(total)]
 
     def to_dict(self) -> dict[str, Any]:
-        """The view as dicts, lists, numbers and texts, for JSON; rates are by second."""
+        """The view as dicts, lists, numbers and texts, for JSON; rates are per second."""
         moves = self._now["moves"]
         return {
             **{name: self._now[name] for name in ("version", "pid", "total", "kept", "left_out")},

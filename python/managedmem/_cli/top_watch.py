@@ -31,14 +31,14 @@ def name_of(kind: int, source: int, destination: int) -> str | None:
 
 
 class MappedMoves:
-    """Sums from the start on, read by a thread: it lets go of the process as soon as that ends.
+    """Sums from the start on. A thread reads events until the process ends, then closes the watch.
 
     Raises OSError or RuntimeError, with the reason, if the process cannot be watched.
     """
 
     def __init__(self, process: int, rows: Sequence[Mapping[str, Any]]) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[int, Mapping[str, Any]] = {}  # by their addresses, which rise
+        self._rows: dict[int, Mapping[str, Any]] = {}  # by address, in ascending order
         self._sums: dict[int, dict[str, int]] = {}
         self._total = dict.fromkeys(SUMS, 0)
         self._lost = self._rejected = 0
@@ -74,7 +74,7 @@ class MappedMoves:
             return {"moves": moves, "reason": None}
 
     def _know(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Later events belong to these mappings. The sums of others become one."""
+        """Count later events for these mappings. Sums of other mappings are added up under 0."""
         self._rows = {row["address"]: row for row in sorted(rows, key=lambda row: row["address"])}
         self._starts = list(self._rows)
         for start in self._sums.keys() - self._rows.keys() - {0}:

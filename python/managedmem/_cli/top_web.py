@@ -15,7 +15,7 @@ from typing import Any
 from managedmem._cli.top_view import View
 
 HOSTS = ("localhost", "127.0.0.1")
-"""Other names in a request are those of a site whose address was changed to this machine's."""
+"""A request with another host name is from a site that points its name here (DNS rebinding)."""
 POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -29,7 +29,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page and the latest view below a secret folder: other users reach the port too."""
+    """Serves the page and the latest view below a secret folder, as other users reach the port."""
 
     daemon_threads = True
 
@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 10
 
     def do_GET(self) -> None:
-        """Answer a request, which must be for this machine by name."""
+        """Answer a request, whose host must be this machine."""
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         folder = self.server.folder
         if host not in HOSTS:
