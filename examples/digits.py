@@ -15,7 +15,7 @@ from managedmem import Device, Host, digits
 
 
 def multiply_on_device(torch, inputs, weights, scores, labels, stream):
-    """The product by torch, over the buffers without a copy."""
+    """Multiply with torch, over the buffers without a copy."""
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
         x = torch.as_tensor(inputs, device="cuda")
         w = torch.as_tensor(weights, device="cuda")
@@ -25,7 +25,7 @@ def multiply_on_device(torch, inputs, weights, scores, labels, stream):
 
 
 def multiply_on_host(inputs, weights, scores, labels, stream):
-    """The product by NumPy, or by plain Python without it."""
+    """Multiply with NumPy, or with plain Python if NumPy is missing."""
     stream.sync()  # the host does not wait for a stream by itself
     try:
         import numpy as np
@@ -39,7 +39,7 @@ def multiply_on_host(inputs, weights, scores, labels, stream):
 
 
 def multiply_slowly(inputs, weights, scores, labels):
-    """The product by the standard library: a memoryview over a buffer is a view of its memory."""
+    """Multiply with the standard library: a memoryview over a buffer is a view of its memory."""
     x, w = memoryview(inputs).tolist(), memoryview(weights).tolist()
     columns = list(zip(*w, strict=True))
     with memoryview(scores).cast("B") as raw, raw.cast("f") as s, memoryview(labels) as out:
@@ -85,7 +85,7 @@ def main():
 
         # Move the data before the product needs it, both buffers in one call. The old scores are
         # not needed, so their pages move without a copy. A driver before CUDA 13.0 cannot discard:
-        # "skip" passes over it there, and the program is only slower.
+        # "skip" then leaves the discard out, and the program is only slower.
         managedmem.prefetch([inputs, weights], device, stream=stream)
         scores.discard_prefetch(device, stream=stream, unsupported="skip")
 

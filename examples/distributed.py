@@ -22,8 +22,8 @@ With ``--shard``, torch's ``fully_shard()`` gives each process a part of the par
 ``managedmem.torch.offload_optimizer()`` keeps the averages for that part on the host. A step copies
 some of them at a time to the GPU, and back.
 
-With ``--share``, one process has a model, and ``managedmem.torch.share_memory()`` gives it to those
-of its machine: one copy in host memory, from which each GPU streams half of it at a time.
+With ``--share``, one process has a model, and ``managedmem.torch.share_memory()`` gives it to all
+processes of its machine. There is one copy in host memory, and each GPU holds half of it at a time.
 """
 
 import argparse
@@ -161,11 +161,11 @@ def train(place, device, say):
     images, labels, unseen_images, unseen_labels = load_digits(place)
     mine = torch.arange(rank, len(labels), world)
 
-    torch.manual_seed(0)  # a deep model learns unevenly from some starts
+    torch.manual_seed(0)  # from some starts, a deep model learns badly
     sizes = [digits.FEATURES] + [WIDTH] * (HIDDEN + 1)
     layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, digits.CLASSES))
-    if WAYS.shard:  # before the optimizer, which has the shards
+    if WAYS.shard:  # before the optimizer, which gets the shards
         shard(model.to(place), place)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     if WAYS.shard:
@@ -216,11 +216,11 @@ def say_stats(handle, say):
 
 
 def infer(place, device, say):
-    """Run a model that the processes of a machine have once; each one has its share of images."""
+    """Run one model that the processes of a machine share, each on its part of the images."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     sizes = [digits.FEATURES, *[WIDTH] * 4, digits.CLASSES]
-    # One process has the contents; the others describe them.
+    # One process of a machine has the weights; the others have only their shapes.
     with torch.device("cpu" if int(os.environ["LOCAL_RANK"]) == 0 else "meta"):
         model = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
     size = managedmem.torch.share_memory(model, device=device)
@@ -248,7 +248,7 @@ def merge_traces(trace, say):
 
 
 def work(local, rank, world, meeting):
-    """One process of the job: its numbers, the count of processes, and their rendezvous."""
+    """Run one process of the job, which has these numbers; `meeting` is the rendezvous of all."""
     emulated = managedmem.emulator.is_active()
     device = Device(local % Device.count() if emulated else local)
     if emulated:
@@ -277,13 +277,13 @@ def work(local, rank, world, meeting):
 
 
 def work_alone(local, world, meeting):
-    """One process of a job on this machine alone, which looks as one of torchrun's."""
+    """One process of a job on this machine alone, with the environment that torchrun sets."""
     os.environ.update(RANK=str(local), LOCAL_RANK=str(local))
     work(local, local, world, meeting)
 
 
 def main():
-    """Be the process that torchrun names, or start one for each GPU of this machine."""
+    """Run the process that torchrun has started, or start one for each GPU of this machine."""
     if "RANK" in os.environ:
         local, rank, world = (int(os.environ[n]) for n in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         work(local, rank, world, "env://")

@@ -25,7 +25,7 @@ except ImportError as error:
 
 import managedmem.torch
 
-# Before the driver is opened.
+# Parsed before the driver is opened, which --help does not need.
 argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 ).parse_args()

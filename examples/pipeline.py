@@ -3,10 +3,11 @@
     python examples/pipeline.py                              on a machine with an NVIDIA GPU
     MANAGEDMEM_DRIVER=emulator python examples/pipeline.py   anywhere; the times mean nothing there
 
-Each step fills a buffer on the host, prefetches it to the GPU and starts work on it; checks the
-answer for the previous buffer and prefetches that one to the host; and reads the one before. The
-loop runs with plain prefetches, for which the thread does part of the driver's work (to the host,
-all of it), and with deferred ones, which return at once.
+Each step fills a buffer on the host, prefetches it to the GPU and starts work on it. Then it checks
+the answer for the previous buffer, and prefetches that buffer to the host. At last it reads the
+buffer before that one. The loop runs with plain prefetches, for which the thread does part of the
+driver's work (all of it if the destination is the host), and with deferred ones, which return at
+once.
 
 With torch and a GPU, torch doubles and sums the numbers there; otherwise the host does.
 """

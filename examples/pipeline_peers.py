@@ -1,4 +1,4 @@
-"""The loop of pipeline.py, with the prefetches of other libraries beside this one's.
+"""The loop of pipeline.py, timed with prefetches of this library and with those of others.
 
     python examples/pipeline_peers.py     on a machine with an NVIDIA GPU
 
@@ -65,7 +65,7 @@ class CuPy(Peer):
             self.runtime.memPrefetchAsync(self.buf.handle, self.buf.nbytes, 0, self.stream.handle)
 
 
-# The name, its stage, and a module with a name that it has if it is new enough.
+# The library, its stage, and a module with an attribute that old versions lack.
 PEERS = [
     ("cuda.core", CudaCore, "cuda.core", "ManagedBuffer"),
     ("cuda.bindings", CudaBindings, "cuda.bindings.driver", "cuMemPrefetchAsync"),

@@ -16,7 +16,7 @@ class AdviceRules(Program):
     # --- advice
 
     def advised_parts(self, piece, start, size):
-        """The ranges to advise: all at once, or page by page on a GPU, which records less."""
+        """The ranges to advise: all at once. A GPU may then lack records: there, page by page."""
         if EMULATED or size == 0:
             return [(start, size)]
         first = (piece.start + start) // PAGE * PAGE - piece.start
@@ -24,8 +24,9 @@ class AdviceRules(Program):
         return [(a, b - a) for a, b in itertools.pairwise(borders)]
 
     def advise(self, pick, span, change, unset, act, *, sets):
-        """Give one advice. After a failure, pages that were alike are as before; other pages may
-        have gained or lost it. An advice that succeeds in spite of a failure may lack records."""
+        """Give one advice. After a failure, pages that were alike are as before, and pages that
+        differed may have gained or lost the advice. If it succeeds in spite of a failure, records
+        may be missing."""
         piece = self.piece(pick, "managed")
         for start, size in self.advised_parts(piece, *self.part(piece, span)) if piece else ():
             memory, begin = piece.memory, piece.start + start
@@ -170,7 +171,7 @@ class AdviceRules(Program):
             for piece, start, size in targets
             for i in piece.memory.span(piece.start + start, size)
         ):
-            return  # no piece shows the whole memory
+            return  # the state is unknown, because no piece shows the whole memory
         saved, holders = {}, {}
         for piece, start, size in targets:
             for i in piece.memory.span(piece.start + start, size):

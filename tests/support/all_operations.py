@@ -52,7 +52,7 @@ def stub_names():
 
 
 def type_names():
-    """The same of the types, which have more special methods than the stub."""
+    """The same names, of the types themselves: they have more special methods than the stub."""
     for name, thing in vars(EXTENSION).items():
         if isinstance(thing, type):
             yield name

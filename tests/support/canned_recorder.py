@@ -1,7 +1,8 @@
 """A recorder with the events that a test writes down, in place of the extension's.
 
 It follows the protocol of _managedmem.Recorder and adds up its events by itself, so that tables and
-findings can be compared with exact texts. Sums are of whole events: none lies across a border.
+findings can be compared with exact texts. Its sums are of whole events: none may lie across the
+border of two parts.
 """
 
 from managedmem._trace_results import CAUSES, FIELDS, KINDS, RECORD, ROW, TOTAL
@@ -92,7 +93,7 @@ class Canned:
         return self
 
     def recorder(self, *, limit=1_000_000, faults=True, sync=True):
-        """What _managedmem.Recorder() returns instead."""
+        """The recorder that stands for the result of _managedmem.Recorder()."""
         self.calls.append(("new", limit, faults, sync))
         return CannedRecorder(self)
 

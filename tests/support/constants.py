@@ -9,12 +9,12 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 PAGE = mmap.PAGESIZE
-# Of managed memory in this process; tools/gpu_suite.py --jobs divides it between processes.
+# Bytes of managed memory for this process; tools/gpu_suite.py --jobs divides them.
 BUDGET = int(os.environ.get("MANAGEDMEM_TEST_BUDGET", "512")) * MIB
 EMULATED = os.environ.get("MANAGEDMEM_DRIVER", "cuda") != "cuda"
-# Objects are freed on the threads that made them, and some memory in batches.
+# A free-threaded Python frees objects on the threads that made them, and some memory in batches.
 FREE_THREADED = sysconfig.get_config_var("Py_GIL_DISABLED") == 1
-# It also makes functions, classes and modules immortal once a thread has run.
+# Such a Python also makes functions, classes and modules immortal once a thread has run.
 IMMORTALIZES = FREE_THREADED and sys.version_info < (3, 14)
 ADVICES = tuple(
     verb + name

@@ -111,7 +111,7 @@ class ContentRules(Program):
     @precondition(lambda self: self.pieces)
     @rule(pick=picks, span=spans, byte=st.integers(0, 255), on=picks)
     def copy_from_system_memory(self, pick, span, byte, on):
-        """Waits, so that the array may be changed at once."""
+        """The copy waits, so that the array may be changed at once."""
         piece = self.piece(pick)
         if piece is None:
             return

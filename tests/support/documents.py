@@ -183,7 +183,7 @@ def check_output(path, block, output, expected):
 
 
 def run(path):
-    """Run the blocks that are marked for it, in order."""
+    """Run the blocks that this machine can run, in order."""
     import managedmem
 
     marks = marks_that_run()

@@ -17,7 +17,7 @@ def raw_driver():
     return _library(managedmem._managedmem._driver_info()["path"])
 
 
-_library = functools.cache(ctypes.CDLL)  # each would make classes of its own
+_library = functools.cache(ctypes.CDLL)  # each CDLL has function classes of its own
 
 
 def checked(result):
@@ -38,7 +38,8 @@ def destroy_context(context):
 def pop_contexts(depth):
     """Shorten the stack of contexts to that depth.
 
-    A push that acts and is reported as failed leaves its context on the stack, which has an end.
+    A push that acts, but is reported as failed, leaves its context on the stack, whose size is
+    limited.
     """
     from managedmem import emulator
 

@@ -44,7 +44,7 @@ class EventQueue:
             raise OSError(f"status {status:#x}")
 
     def read(self):
-        """Flushes, and takes all records."""
+        """Flush the queue, and take all records."""
         self.request(self.space, FLUSH, "<I", (99,), status_at=0)
         _, get, _, put = struct.unpack_from("<4I", self.memory)
         records = [
@@ -56,7 +56,7 @@ class EventQueue:
         return records
 
     def store_pages(self, count):
-        """Stores into so many fresh pages: the numbers of records and of dropped ones."""
+        """Store into `count` fresh pages; return the numbers of records and of dropped ones."""
         dropped = self.dropped()
         with managedmem.empty(count * PAGE) as buffer:
             ctypes.memset(buffer.handle, 1, buffer.size)

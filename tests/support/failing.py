@@ -42,7 +42,7 @@ class Allocations:
 
 
 def is_memory_error(error):
-    """True for MemoryError and NumPy's subclass of it; false for the driver's, about devices."""
+    """True for MemoryError and NumPy's subclass of it; False for CUDAOutOfMemoryError."""
     return issubclass(error, MemoryError) and not issubclass(error, managedmem.CUDAError)
 
 

@@ -1,7 +1,7 @@
 """The program behind test_fault_sweeps.py: faults of every call of every operation.
 
 A fault comes before the call acts or after it, alone or with a second one, on pages whose advice
-is the same or differs, and for one call or for all that follow. Each sweep takes names of
+is the same or differs, and for one call or for all calls from then on. Each sweep takes names of
 operations and prints a line of JSON for each attempt, [name, attempt], and one more for each
 operation, [name, attempts, failure or null].
 """
@@ -129,7 +129,7 @@ class Outcome:
 
 
 def without_traces(error):
-    """The error; it and those before it keep no objects of the calls that raised them."""
+    """The error, without its traceback and those of its contexts, which keep objects."""
     earlier = error
     while earlier is not None:
         earlier.__traceback__ = None
@@ -195,7 +195,7 @@ def others(advice, column):
 
 
 def must_raise(operation, name, outcome):
-    """True for the operations of the main table, where only these calls may fail unnoticed."""
+    """True if the failure must raise: in the main table only these calls may fail unnoticed."""
     silent = REPEATED | OF_STREAMS | operation.silent
     if outcome.advised:  # the last query of a set: the advice holds without it
         silent |= {"cuMemRangeGetAttribute", "cuMemRangeGetAttributes"}
@@ -228,7 +228,10 @@ def done_by(function):
 
 
 def check_state(outcome, allowed, mixed_name=None):
-    """Only allowed changes were made; on pages that differ, also to the operation's advice."""
+    """Check that only allowed changes were made.
+
+    On pages that differ, the advice of the operation may have changed, too.
+    """
     before, now = dict(outcome.before), dict(outcome.now)
     if mixed_name is not None and not mixed_name.startswith("policy"):
         before["advice"] = others(before["advice"], advised(mixed_name))

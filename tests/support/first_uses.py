@@ -67,7 +67,7 @@ def use(work):
 
 
 def use_first(allocations, code, kind, n):
-    """Run it in a process that has used no driver; return whether the allocation was reached."""
+    """Run it in a process that has used no driver; return whether it reached the allocation."""
     run = eval(f"lambda w: {code}", {**vars(managedmem), "managedmem": managedmem, "use": use})
     operation = types.SimpleNamespace(run=run)
     _, error, text, reached = attempt(allocations, operation, None, kind, n)

@@ -4,7 +4,7 @@ import types
 
 
 class CudaArray:
-    """An array as of torch, CuPy and numba: `__cuda_array_interface__` and an owner."""
+    """An array like those of torch, CuPy and numba: `__cuda_array_interface__` and an owner."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ def torch_device(kind, index=None):
 
 
 def torch_like(buffer, **members):
-    """The attributes that are read from a tensor, and no others."""
+    """An object with the attributes that the library reads from a tensor, and no others."""
     given = {
         "data_ptr": lambda: buffer.handle,
         "shape": (buffer.size,),

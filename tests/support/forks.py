@@ -1,7 +1,7 @@
 """Forks in programs of several threads, even where a sanitizer replaces malloc().
 
-malloc() of AddressSanitizer hangs in the child if another thread was in it at the fork; that of
-glibc does not. Each thread allocates when it begins, even one that makes no call of malloc().
+If another thread is in malloc() at the fork, malloc() of AddressSanitizer hangs in the child, and
+that of glibc does not. Each thread allocates when it begins, even if it never calls malloc().
 """
 
 import os
@@ -20,7 +20,7 @@ def _is_asleep(thread):
 
 
 def fork_beside_sleepers():
-    """os.fork(), under AddressSanitizer when all other threads have slept for a while."""
+    """os.fork(); under AddressSanitizer, once all other threads have slept for a while."""
     asleep, end = 0, time.monotonic() + 10
     while ASAN and asleep < 20 and time.monotonic() < end:
         others = {int(task) for task in os.listdir("/proc/self/task")} - {threading.get_native_id()}

@@ -9,9 +9,9 @@ from managedmem._managedmem import _Frames, _Slab
 from world import SIZE, Operation
 
 PARTS = 3
-# Their failures have a second attempt.
+# Calls that are tried a second time after a failure.
 UNMAPPING = frozenset({"cuMemAddressFree", "cuMemRelease", "cuMemUnmap"})
-# After their failures a part is used at home, or its frame is not freed at the first try.
+# If one of these fails, a part is used at home, or its frame is not freed at the first try.
 AT_HOME = frozenset(
     {
         "cuCtxSynchronize",
@@ -30,7 +30,7 @@ AT_HOME = frozenset(
 
 
 def parts_of(room, host_waits=False):
-    """Frames for parts of one page each, and their home, which must be kept."""
+    """Frames for parts of one page each, and their home, which the caller must keep."""
     home = _Slab(0, PARTS * PAGE, True)
     home.lock()
     frames = _Frames(0, room, host_waits)
@@ -69,7 +69,7 @@ def change_parts(w):
     frames.acquire([0, 2], False, w.stream, held)
     frames.release(held, False, w.stream, False)
     frames.synchronize()
-    frames.has(0)  # not if the driver or the host lacks something: it is used at home then
+    frames.has(0)  # False if the driver or the host lacks something: it is used at home then
     return frames.stats()[0]["parts"]
 
 
@@ -112,7 +112,7 @@ def suspend_a_slab(w):
 
 
 def memory_file(nbytes=PAGE, seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
-    """Memory that several slabs can be of; the caller closes it."""
+    """A file of memory over which several slabs can be made; the caller closes it."""
     file = os.memfd_create("frames_operations", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, nbytes)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)

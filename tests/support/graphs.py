@@ -8,7 +8,7 @@ from layers import SIZE
 
 
 class Graph:
-    """An executable graph of what the streams of a block were given."""
+    """An executable graph of the work that a stream is given in a block."""
 
     def __init__(self):
         self.handle = ctypes.c_void_p()
@@ -40,7 +40,7 @@ class Graph:
 
 
 def copy(target, source, stream):
-    """What stands for a kernel, also in a capture."""
+    """A copy that stands for a kernel, also in a capture."""
     driver = raw_driver()
     addresses = (ctypes.c_uint64(target), ctypes.c_uint64(source))
     assert driver.cuMemcpyAsync(*addresses, ctypes.c_size_t(SIZE), ctypes.c_void_p(stream)) == 0

@@ -9,7 +9,7 @@ from driver import raw_driver
 def run_inside(action, stream):
     """Run the action in a host function on the stream; return its result or raise its exception.
 
-    Makes no call of the library, because each could free memory late.
+    Makes no call of the library, because each call could free memory whose free was deferred.
     """
     ended = []
 

@@ -1,4 +1,4 @@
-"""A device for the programs of benchmarks/ that is the host: kernels compiled as C, in a loop.
+"""The host as the device for the programs of benchmarks/: kernels run as C, in loops.
 
 With the emulated driver it also touches the arrays, so that their pages move as a device's would.
 """

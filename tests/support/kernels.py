@@ -18,7 +18,7 @@ def read_by_device(array, stream=None):
 
 
 def write_by_device(array, data, stream=None):
-    """Write bytes, or one byte again and again, to an array."""
+    """Write bytes to an array, or an int as each of its bytes."""
     with managedmem.empty(array.nbytes) as source:
         write(source, data)
         source.copy_to(array, stream=stream)
@@ -33,14 +33,14 @@ def _wait(stream):
 
 
 class Sources:
-    """Buffers of one byte each, for writes that are queued and not waited for."""
+    """Buffers that hold one value each, from which writes are queued and not waited for."""
 
     def __init__(self, nbytes):
         self._nbytes = nbytes
         self._made = {}
 
     def queue(self, array, value, stream):
-        """Queue a write of one byte again and again."""
+        """Queue a write of the value to each byte of the array."""
         if value not in self._made:
             self._made[value] = managedmem.empty(self._nbytes)
             write(self._made[value], value)

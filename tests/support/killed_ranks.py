@@ -25,8 +25,8 @@ import managedmem.torch as mt
 
 WIDTH, STEPS, SAVED = 128, 8, 3
 TIMEOUT = 30  # seconds of torch.distributed
-# The place of the end and the rank that ends, for each start. Step 5 is after a checkpoint, step 6
-# is saved; the last start ends by itself.
+# For each start, the place where a rank ends, and that rank. Step 5 comes after a checkpoint, and
+# step 6 is saved. The last start ends by itself.
 STARTS = (("step 5", 1), ("save 6", 0), ("load 3", 1), ("save 6", 1), ("step 8", 0), ("", 0))
 
 
@@ -35,7 +35,7 @@ def die():
 
 
 class DyingWriter(dcp.FileSystemWriter):
-    """Ends when it has written its data, and before the metadata that makes a checkpoint whole."""
+    """Kills its process after the data, and before the metadata that makes a checkpoint whole."""
 
     def write_data(self, *arguments):
         super().write_data(*arguments).wait()
@@ -43,7 +43,7 @@ class DyingWriter(dcp.FileSystemWriter):
 
 
 class DyingReader(dcp.FileSystemReader):
-    """Ends when it has read a part."""
+    """Kills its process when it has read a part."""
 
     def read_data(self, *arguments):
         super().read_data(*arguments).wait()
@@ -105,7 +105,7 @@ def train(wrapper, rank, folder, end):
 
 
 def rank_of(wrapper, rank, folder, meeting, end):
-    """A rank in a forked process, up to its result or its error."""
+    """Run a rank in a forked process; return its result or its error."""
     begin = time.monotonic()
     try:
         dist.init_process_group(
@@ -122,7 +122,7 @@ def rank_of(wrapper, rank, folder, meeting, end):
 
 
 def forked(*arguments):
-    """The process and the pipe of a rank."""
+    """Fork a rank; return its process, and the pipe for its result."""
     get, put = os.pipe()
     pid = os.fork()
     if pid == 0:

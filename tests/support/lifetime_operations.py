@@ -86,7 +86,7 @@ def restore_a_policy(w):
 
 
 def make_a_small_array():
-    """NumPy has no word for a failure of the driver, which a larger array could meet."""
+    """A larger array could meet a failure of the driver, which NumPy cannot report."""
     with managedmem.numpy_allocator(policy=EVERYTHING):
         return numpy.ones(3)
 

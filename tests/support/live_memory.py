@@ -9,9 +9,9 @@ from constants import PAGE
 
 @functools.cache
 def warm_up():
-    """Make the library create what it keeps now: its internal streams.
+    """Make the library create now what it keeps, such as its internal streams.
 
-    A test's own leaks stand out then.
+    Only a test's own leaks show then.
     """
     import managedmem
 

@@ -1,8 +1,8 @@
 """The tests that accessed_by and peer_accessible_by share: a live set, held against a real one.
 
-A test class inherits one of these. Its file has the fixtures `assign`, which sets the property,
-`start`, how full the set is before, `pair`, the live set and a model of it with those members,
-`universe`, all locations that can be members, and `others`, sets to compare and combine with.
+A test class inherits one of these. Its file has the fixtures `assign`, which sets the property;
+`start`, the members at first; `pair`, the live set and a model of it, both with those members;
+`universe`, all locations that can be members; and `others`, sets to compare and combine with.
 """
 
 import collections.abc
@@ -78,7 +78,7 @@ class Reading:
 
     @pytest.mark.parametrize("copier", [lambda s: s.copy(), copy.copy, copy.deepcopy])
     def test_copies_are_plain_sets(self, pair, copier):
-        """The live set belongs to its owner; what is copied of it are its members."""
+        """The live set belongs to its owner, so a copy has only its members."""
         proxy, model = pair
         copied = copier(proxy)
         assert type(copied) is set
@@ -181,7 +181,7 @@ class Writing:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_random_operations_agree_with_a_model(self, pair, assign, universe, seed):
-        """200 of them, each with one or several members."""
+        """200 operations, each with one or several members."""
         rng = random.Random(seed)
         proxy, model = pair
         bulk = [*IN_PLACE, *(f"__i{name}__" for name in OPERATORS), "assign"]

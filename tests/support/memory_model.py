@@ -77,8 +77,8 @@ class Memory:
 
     def either(self, before, found):
         """After a write that failed: the offset of a byte that is neither as before nor as written,
-        or None. Takes over the bytes that were found. Those that were unknown stay so: their pages
-        may still be discarded, and change once more.
+        or None. Takes over the bytes that were found. Bytes that were unknown stay unknown: their
+        pages may still be discarded, and change once more.
         """
         for i, value in enumerate(found):
             old = not before.known[i] or before.data[i] == value

@@ -72,7 +72,7 @@ class MemoryRules(Program):
 
     @rule(name=st.sampled_from(["pooled", "device"]))
     def close_pool(self, name):
-        """Its buffers stay."""
+        """Close a pool; its buffers stay open."""
         if name in self.pools:
             self.pools.pop(name).close()
 

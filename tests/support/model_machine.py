@@ -157,10 +157,10 @@ class FaultyMachine(Machine):
 
 
 def search(machine, programs, *, number=None, shrink=False):
-    """Runs that many programs of a machine, from a seed. Without one they are the same in each
-    process with the same modules, because hypothesis draws some numbers from their sources.
+    """Run that many programs of a machine, from the seed `number`. Without a seed, the programs are
+    the same in all processes with the same modules: hypothesis draws numbers from their sources.
 
-    With `shrink`, one that fails is made smaller, which takes minutes.
+    With `shrink`, a program that fails is made smaller, which takes minutes.
     """
     gc.collect()
     gc.freeze()  # collections are frequent, and need not look at hypothesis

@@ -14,8 +14,8 @@ if EMULATED:
 
 MOST_PIECES, MOST_STREAMS, MOST_PLANS, MOST_FAULTS = 12, 3, 3, 24
 BATCH_CALLS_SINCE = 13000
-# The driver calls that fail in each kind of operation. Those of MAKING fail before they act,
-# or their objects would be lost.
+# The driver calls that fail in each kind of operation. Those of MAKING fail only before they act,
+# because otherwise their objects would be lost.
 ADVISING = (
     "cuMemAdvise",
     "cuMemAdvise",
@@ -90,7 +90,7 @@ class Program(RuleBasedStateMachine):
         self.pieces, self.streams, self.plans, self.applied = [], [], [], []
         self.pools, self.closed = {}, []
         self.faults = []  # of the next calls, the next one last
-        self.has_fired = False  # the fault of the latest call
+        self.has_fired = False  # True if the latest call met its fault
 
     def piece(self, pick, *kinds):
         found = [p for p in self.pieces if not kinds or p.memory.kind in kinds]
@@ -161,7 +161,7 @@ class Program(RuleBasedStateMachine):
         assert wrong is None, f"byte {wrong} of {piece.memory.kind} memory of {piece.memory.size}"
 
     def records(self, piece):
-        """The driver's record of each page, for a piece with all of its memory."""
+        """The driver's record of each page, for a piece that spans its whole memory."""
         self.wait(piece.memory)
         return [
             Page(*run[2:])
@@ -170,7 +170,8 @@ class Program(RuleBasedStateMachine):
         ]
 
     def take_records(self, piece):
-        """New memory can have records of freed memory (conformance: records of freed memory)."""
+        """Take over the records of new memory, which can be those of freed memory (topic of the
+        conformance program: records of freed memory)."""
         piece.memory.pages = [{page} for page in self.records(piece)]
 
     def check_records(self, piece):
@@ -197,7 +198,7 @@ class Program(RuleBasedStateMachine):
             piece.buffer.close()
 
     def prefetched_together(self, entries, *, certain):
-        """Record a prefetch of several ranges. Adjacent ones are one, of pages that may differ."""
+        """Record a prefetch of ranges. Adjacent ones are merged, and their pages may differ."""
         states = {}
         for piece, start, size, _ in entries:
             pages = piece.memory.span(piece.start + start, size)

@@ -7,7 +7,7 @@ PRIVATE, BIND = 1 << 18 | 1 << 14, 1 << 12
 
 
 def mount_alone(source, target, kind=None, flags=0):
-    """Mounts it, or ends the program, which then says so, where it may not."""
+    """Mount it, in namespaces of its own. Where that is not allowed, say so and end the program."""
     libc = ctypes.CDLL(None)
     if (
         libc.unshare(NAMESPACES) != 0

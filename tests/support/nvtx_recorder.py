@@ -16,7 +16,7 @@ class Attributes:
 
 
 class Domain:
-    """The part of nvtx.Domain that is fastest: attributes are made before."""
+    """The fastest functions of nvtx.Domain, for which attributes are made in advance."""
 
     def __init__(self, name):
         self.name = name

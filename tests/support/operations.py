@@ -116,7 +116,7 @@ def watch(w):
     assert len(events) % 48 == 0 and not lost and not rejected
 
 
-# The calls before a copy to page-locked memory, which is ordinary memory where one of them fails.
+# The calls before a copy to page-locked memory. If one fails, the copy is in ordinary memory.
 TAKING = frozenset(
     {
         *("cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxPushCurrent", "cuMemFreeHost"),
@@ -279,13 +279,13 @@ OPERATIONS = {
     "page_runs": Operation(
         lambda w: w.a.page_runs(), "ManagedBuffer.page_runs", prepare=mix_pages, faults=PAGES
     ),
-    # Pages that the host never touched. Without a common answer they are asked one by one.
     "is_managed of an array": Operation(
         lambda w: managedmem.is_managed(CudaArray(w.a)), "is_managed"
     ),
     "memory_stats": in_pools(
         lambda w: managedmem.memory_stats(), "_memory_counts _memory_kept", faults=2
     ),
+    # Pages that the host never touched. Without a common answer, the driver is asked for each page.
     "residency": Operation(
         lambda w: w.large[: 4 * PAGE].residency(), "ManagedBuffer.residency", faults=5
     ),
@@ -370,7 +370,7 @@ OPERATIONS = {
         may_change=MOVES,
         faults=7,
     ),
-    # Targets that cannot take a hint are passed over; a driver that fails is an error as ever.
+    # Targets that cannot take a hint are passed over. A failure of the driver is still an error.
     "prefetch or skip": Operation(
         lambda w: managedmem.prefetch(
             [w.a, memoryview(FOREIGN), w.b], [ZERO, HOST, ONE], stream=w.stream, unsupported="skip"

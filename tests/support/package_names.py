@@ -37,7 +37,7 @@ def full_name(name):
 
 
 def exists(full):
-    """Whether the package has a name; without its library, only what the module lists is known."""
+    """Whether the package has a name. Without the library of a module, only its list is known."""
     module, _, rest = full.removeprefix("managedmem.").partition(".")
     if module in NEEDED and not rest:
         return source_of(module).is_file()

@@ -5,7 +5,7 @@ from constants import KIB, PAGE
 from managedmem import Device, Host
 from residencies import load, store
 
-AROUND = max(64 * KIB, PAGE)  # what a read of the host brings along, on Linux and on an H100
+AROUND = max(64 * KIB, PAGE)  # bytes that one read of the host moves, on Linux and on an H100
 
 
 class Script:

@@ -19,7 +19,7 @@ from pathlib import Path
 from paths import TESTS
 
 PATIENCE = 90  # seconds of processor time for a program
-WAITING = 5  # times that, for all: other work on the machine makes programs wait
+WAITING = 5  # times PATIENCE is the limit for all time: other work makes programs wait
 schedule_of_subprocesses = "eager"  # conftest.py sets that of the present test
 
 
@@ -67,13 +67,14 @@ def run_python(code, *, driver="emulator", emulator=None, check=True, patience=P
 
 
 def behind_an_end(code):
-    """The statements behind a `return` or `raise` of their block.
+    """The statements behind a `return` or `raise` of their block, which never run.
 
-    Two texts of different indentation become one function when they are joined after a `def`.
+    This is a mistake of tests that join texts: if the first ends in a `def`, the second may become
+    a part of that function by its indentation.
     """
     try:
         blocks = [getattr(node, "body", []) for node in ast.walk(ast.parse(code))]
-    except SyntaxError:  # which the program is about, or shows itself
+    except SyntaxError:  # the test is about it, or the program reports it
         return []
     ends = ast.Return, ast.Raise, ast.Continue, ast.Break
     return [
@@ -105,8 +106,9 @@ def parameters_of(request, test):
 def explore(module, names, at_once, patience=PATIENCE):
     """The findings of main() of a module of tests/support, by operation: a text or None.
 
-    It runs in processes of its own, because an operation may crash or hang its process. It prints
-    lines of JSON: a list with the name before an operation, and with name and finding after it.
+    main() runs in processes of its own, because an operation may crash or hang its process. It
+    prints lines of JSON: a list with the name before an operation, and with name and finding after
+    it.
     """
     found = {}
     while names:
@@ -137,9 +139,9 @@ def communicate(process, patience):
 def run_program(command, env, patience=PATIENCE):
     """Run a Python program to its end; if it hangs, fail with the stacks of all its threads.
 
-    It hangs after `patience` seconds of processor time, or WAITING times as long. The program must
-    have faulthandler enabled, which writes the stacks when the program is aborted, even if a thread
-    waits in C and keeps the GIL.
+    It counts as hanging after `patience` seconds of processor time, or WAITING times as many
+    seconds in all. The program must have faulthandler enabled, which writes the stacks when the
+    program is aborted, even if a thread waits in C and keeps the GIL.
     """
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -74,7 +74,7 @@ def reduce(thing, covers):
 
 
 def show_in_a_notebook(w):
-    """Makes no result to compare: in place of what cannot be read it has the message."""
+    """Return nothing to compare, because the HTML has the message of a failure in it."""
     w.a._repr_html_()
 
 
@@ -216,7 +216,7 @@ PROTOCOLS = {
 
 
 def arrays(make):
-    """An array of another library, or the error that says that it cannot be made."""
+    """Make an array of another library, or ignore the error that says that it cannot be made."""
     try:
         make()
     except managedmem.CUDAError:

@@ -152,7 +152,7 @@ def act_under(collector, operation, w):
     """Run the operation; return a description of an unexpected exception, or None."""
     try:
         try:
-            raise KeyError  # an exception in flight makes each new one an object at once
+            raise KeyError  # while it is handled, each new exception is made an object at once
         except KeyError:
             with collector:
                 operation.act(w)

@@ -1,8 +1,8 @@
 """The program behind test_references.py: what a round of every public operation leaves behind.
 
 Usage: python references.py NAME..., with names of everything() or SEEDED. Prints a line of JSON for
-each: its name and what grew, or null. A Python that was built with Py_DEBUG counts the
-references to all objects, others those to the objects that calls return, take or raise.
+each: its name and what grew, or null. On a Python that was built with Py_DEBUG it counts the
+references to all objects, on others only those to objects that calls return, take or raise.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ROUNDS = 4
 # A leak grows in each attempt. Caches of CPython (strings, free lists) grow in some only.
 ATTEMPTS = 10
 MOST_CALLS = 500
-# NumPy comes built for a Python without Py_DEBUG, and so without counting all references.
+# NumPy is built for a Python without Py_DEBUG, so the count of all references lacks its own.
 USE_NUMPY = {
     *("numpy", "numpy of a wrapper", "numpy copy", "numpy of plain memory", "wait for an array"),
     *("buffer array", "array of other type", "dlpack to a consumer"),
@@ -96,7 +96,7 @@ class Counts:
         settle()  # operations that the emulated driver has queued are on the C heap
         clear_type_cache()
         gc.collect()
-        emulator.clear_calls()  # those of the collection too
+        emulator.clear_calls()  # with the calls of the collection
         at = 0
         for thing in self.things:
             numbers[at] = sys.getrefcount(thing)
@@ -125,7 +125,7 @@ class Counts:
 
 
 def drop_results(w):
-    """Without the collection of World.drop_results(), because read() makes one."""
+    """World.drop_results() without its collection, because read() makes one."""
     while w.made:
         getattr(w.made.pop(0), "close", bool)()
     managedmem.result_cache.clear()
@@ -181,7 +181,7 @@ def examine(name, operation):
     return "\n".join(found) or None
 
 
-# Leaks of each kind, which must be found.
+# Operations with a leak of each kind, which examine() must find.
 
 
 def keep(thing):

@@ -21,7 +21,7 @@ def load(buffer):
 
 
 def residency(target):
-    """That of the target, once the devices have done their work."""
+    """The residency of the target, once the devices have done their work."""
     Device(0).sync()
     found = managedmem.residency(target)
     check(found)
@@ -29,7 +29,7 @@ def residency(target):
 
 
 def check(found):
-    """Whatever the answer, its numbers agree with each other."""
+    """Check that the numbers of an answer agree with each other."""
     runs = found.runs
     assert found.on_host + found.not_on_host == found.nbytes
     assert sum(run.nbytes for run in runs) == found.nbytes

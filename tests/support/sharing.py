@@ -89,7 +89,7 @@ def assert_same(one, other):
 
 
 def mappings():
-    """The sizes in KiB of this process's mappings of such memory."""
+    """The sizes in KiB of this process's mappings of shared weights."""
     text = Path("/proc/self/smaps").read_text()
     found = []
     for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
@@ -99,7 +99,7 @@ def mappings():
 
 
 def files():
-    """Descriptors of such memory."""
+    """This process's open descriptors of shared weights."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -600,7 +600,7 @@ def each_ends_as_a_program_does(rank, _):
 
 
 def run_rank(function, rank, count, folder):
-    """In a process of its own, which ends here."""
+    """Run a scenario in a process of its own, which ends here."""
     try:
         dist.init_process_group(
             "gloo",

@@ -16,5 +16,5 @@ START = int(os.environ.get("MANAGEDMEM_SEED", "0")) if EXTENT == "half" else 0
 
 
 def sample(operations, first=0):
-    """One of SHARE operations, from the one with that number on."""
+    """Every SHARE-th operation, from the one with number `first` on."""
     return list(operations)[(START + first) % SHARE :: SHARE]

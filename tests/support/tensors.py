@@ -91,7 +91,7 @@ def snapshot(module):
 
 
 def assert_same(before, after, places_too=True):
-    """Compare two snapshots; the addresses are the same, all others (False), or either (None)."""
+    """Compare two snapshots. The addresses are the same, all differ (False), or either (None)."""
     assert before.keys() == after.keys()
     for name, old in before.items():
         new = after[name]

@@ -1,4 +1,4 @@
-"""Two models that are trained alike: one to offload, and its twin on the device of such models."""
+"""Two models that are trained alike: one to offload, and its twin, which stays on the device."""
 
 import copy
 
@@ -27,7 +27,7 @@ class Twins:
         assert one is None or same(one, other)
 
     def steps(self, count):
-        """So many times step() of a subclass."""
+        """Call step() of a subclass `count` times."""
         for _ in range(count):
             self.step()
 

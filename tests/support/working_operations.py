@@ -9,7 +9,7 @@ from frames_operations import AT_HOME, UNMAPPING
 from managedmem import ManagedWorkingSet, WorkingSet
 from world import MOVES, SIZE, WRITES, ZERO, Operation
 
-# A use of managed memory that is not prefetched meets page faults.
+# If one of these fails, managed memory is not prefetched, and its use meets page faults.
 BY_FAULTS = AT_HOME | {
     "cuLaunchHostFunc",
     "cuMemDiscardAndPrefetchBatchAsync",
@@ -19,7 +19,7 @@ BY_FAULTS = AT_HOME | {
 
 
 class Doubles:
-    """An array of the host, by a protocol; numpy may be missing."""
+    """An array of the host with `__array_interface__`, because NumPy may be missing."""
 
     def __init__(self, count):
         self._memory = array("d", [0.5] * count)

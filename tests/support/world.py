@@ -22,9 +22,9 @@ OUT_OF_MEMORY = 2
 PAGES = 4
 SIZE = PAGES * PAGE
 PATTERNS = [pattern(SIZE, start) for start in range(3)]
-# These restore the caller's state and are tried twice; a transient fault is not an error.
+# These restore the caller's state, and are tried twice: one failure is not an error.
 REPEATED = {"cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode"}
-# Asked before a stream is closed or queried: only a context that has ended keeps it from that.
+# Called before a stream is used or closed. A failure counts as a context that has not ended.
 OF_STREAMS = {"cuCtxGetId"}
 # A query that only decides how to dispatch: without its answer the operation takes another route.
 DISPATCH_HINT = {"cuMemRangeGetAttribute"}
@@ -67,7 +67,7 @@ class World:
         self.pools = []
 
     def make_pools(self):
-        """A managed pool and one of a device that lets all others in, with a buffer each."""
+        """Make a managed pool, and a device pool that the last device can use; a buffer in each."""
         if not self.pools:
             self.pool = ManagedMemoryResource(pooled=True)
             self.own = DeviceMemoryResource(ZERO)
@@ -157,7 +157,7 @@ class Operation:
         return w
 
     def run(self, w):
-        """Act; an operation that raises must do so."""
+        """Act, and check that an operation with `raises` raises that."""
         if self.raises is None:
             return self.act(w)
         try:

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
         "managedmem.torch needs PyTorch, which is not installed here: see https://pytorch.org"
     ) from error
 
-if "managedmem._nvtx" in _sys.modules:  # it wraps functions before they are imported here
+if "managedmem._nvtx" in _sys.modules:  # it must wrap functions before the imports below
     from managedmem.torch import _nvtx as _nvtx
 
 from managedmem.torch._load import load_file, load_model, save_file

@@ -1,4 +1,4 @@
-"""Files of safetensors: where each tensor lies in them, and the bytes that are written."""
+"""Safetensors files: finds where each tensor lies in a file, and writes files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
-_MOST_HEADER = 100_000_000  # bytes, as the format's own reader has it
+_MOST_HEADER = 100_000_000  # bytes, the limit of the format's own reader
 _METADATA = "__metadata__"
 _INDEX = ".safetensors.index.json"
-# What json and wrong contents raise.
+# The exceptions that json and unexpected contents raise.
 _NOT_SO = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
-_MOST = (1 << 63) - 1  # elements, and elements between two of a dimension, as torch counts them
+_MOST = (1 << 63) - 1  # the largest size, stride or number of elements in torch
 _PIECE = 64 << 20  # bytes that are written at once
 _NAMES = {
     "F64": "float64",
@@ -55,19 +55,19 @@ class Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     path: Path
-    start: int  # in the file
+    start: int  # the offset of its bytes in the file
     nbytes: int
-    file: tuple[int, ...]  # its stamp
+    file: tuple[int, ...]  # the stamp() of the file
 
 
 def stamp(file: int) -> tuple[int, ...]:
-    """What tells an open file from another one, and from itself after a write."""
+    """Numbers that differ between two open files, and change when a file is written."""
     status = os.fstat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
-    """The tensors of a file, of the files that an index names, or of those in a folder."""
+    """The tensors by name, of a file, an index of files, or a folder that has one of these."""
     chosen = Path(os.fspath(path))
     if not chosen.exists():
         raise FileNotFoundError(
@@ -91,7 +91,7 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
 
 
 def _file_in(folder: Path) -> Path:
-    """The only index of a folder, or its only file."""
+    """The only index in a folder; without an index, the only safetensors file."""
     for ending in (_INDEX, ".safetensors"):
         files = sorted(file for file in folder.iterdir() if file.name.endswith(ending))
         if len(files) == 1:
@@ -105,7 +105,7 @@ def _file_in(folder: Path) -> Path:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """The file of each tensor."""
+    """The name of the file of each tensor, by the name of the tensor."""
     try:
         places = json.loads(path.read_bytes())["weight_map"]
         if all(isinstance(file, str) for file in places.values()):
@@ -150,9 +150,9 @@ def _read_header(path: Path) -> Iterator[Entry]:
 
 
 def _check_order(path: Path, rows: list[tuple[str, str, tuple[int, ...], int, int]]) -> int:
-    """Raise ValueError unless each tensor begins where another ends; return the bytes of all.
+    """Raise ValueError unless the tensors lie without gaps and overlaps; return the bytes of all.
 
-    If tensors could share bytes, a small file could have enough of them to take all memory.
+    If tensors could overlap, a small file could list so many that they take all memory of the host.
     """
     last, before = 0, ""
     for begin, end, name in sorted((row[3], row[4], row[0]) for row in rows if row[4] > row[3]):
@@ -177,12 +177,13 @@ def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a file beside the path, and put it there when it is whole."""
-    if path.exists() and not path.is_file():  # a device or a pipe would be gone afterwards
+    """Write a temporary file beside the path, and rename it to the path when it is complete."""
+    if path.exists() and not path.is_file():  # the rename would replace a device or a pipe
         raise ValueError(f"{path} is not a regular file: name a file in a folder")
     header: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     at = 0
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # aligned
+    # Tensors with larger elements come first, so that each one is aligned to its elements.
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     for name, tensor in tensors.items():
         header[name] = {
             "dtype": _KEYS[tensor.dtype],
@@ -192,8 +193,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         at += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    # A name of its own for each call, even in threads, and no one else's; short, as the path may be
-    # long.
+    # The name is random, so that no other thread or program has it, and short, because the path may
+    # be nearly as long as the system allows.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with unfinished.open("xb") as file:
@@ -207,7 +208,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor on any device, some at a time."""
+    """Yield the bytes of a tensor on any device, at most _PIECE of them at a time."""
     flat = tensor.detach().reshape(-1)
     count = max(1, _PIECE // flat.element_size())
     for first in range(0, flat.numel(), count):
@@ -216,7 +217,7 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def check_writable(name: str, tensor: Tensor) -> None:
-    """Raise ValueError for a tensor that the format does not have."""
+    """Raise ValueError for a tensor that the format cannot hold."""
     if name == _METADATA:
         raise ValueError(f"a tensor cannot be named {name!r}: the format has text there")
     if tensor.is_meta or tensor.layout is not torch.strided:

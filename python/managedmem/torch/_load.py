@@ -1,4 +1,4 @@
-"""Weights from files straight into the memory from which offload() streams them, and back."""
+"""Reads weights from files straight into memory from which offload() streams, and writes files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_file(
     dtype: torch.dtype | None = None,
     group: ProcessGroup | None = None,
 ) -> dict[str, Tensor]:
-    """Read tensors of safetensors into page-locked memory of the host, where offload() leaves them.
+    """Read safetensors files into page-locked memory of the host, from which offload() can stream.
 
     Parameters
     ----------
@@ -52,15 +52,15 @@ def load_file(
     dtype : torch.dtype, optional
         A floating-point dtype for all floating-point tensors; by default they keep their own.
     group : torch.distributed.ProcessGroup, optional
-        Ranks that all make this call, such as ``torch.distributed.group.WORLD``. Those of one host
-        read the files together into one memory, which they share as share_memory() says. An error
-        in one is raised in all; ValueError for other files or dtypes. By default this process reads
-        alone.
+        Ranks that must all make this call, such as ``torch.distributed.group.WORLD``. The ranks of
+        one host read the files together into memory that they share, as after share_memory(). An
+        error in one rank is raised in all ranks; ValueError if they name different files or dtypes.
+        By default this process reads alone.
 
     Threads read the files into one piece of memory of the tensors' size, without a second copy.
-    Returns CPU tensors by name. The memory is freed with the last of them. offload() of a module
-    whose tensors these are copies nothing where the tensors of a block lie together, as
-    load_model() places them.
+    Returns CPU tensors by name. The memory is freed with the last of them. If a module has these
+    tensors, offload() streams a block whose tensors lie together where it is, without a copy.
+    load_model() places them together.
 
     Raises ValueError for a file that is not a safetensors file, is cut off, is replaced meanwhile,
     or has a dtype that this torch lacks, and for an index that names a file outside of its folder,
@@ -91,21 +91,22 @@ def load_model(
     Parameters
     ----------
     model : torch.nn.Module
-        The module. Its parameters may be on the meta device, so that they never had memory.
+        The module. Its parameters may be on the meta device, where they take no memory.
     path, device, dtype, group
-        As for load_file(). The models of all ranks must want the same tensors.
+        As for load_file(). The models of all ranks must need the same tensors.
     strict : bool
-        False lets the file lack tensors of the model, and have others.
+        False allows a file that lacks tensors of the model, or has further tensors.
 
-    The memory is in the order of the modules, so that offload() streams it where it lies.
-    Parameters that are tied when it is called, on the meta device too, stay tied; a file needs one
-    of their names. The module's load_state_dict() takes the tensors with assign=True: parameters
-    are new objects, so make the optimizer afterwards.
+    The tensors lie in the order of the modules, so that offload() streams them where they lie.
+    Parameters that are tied before the call stay tied, also on the meta device; the file needs only
+    one of their names. The module's load_state_dict() takes the tensors with assign=True:
+    parameters are new objects, so make the optimizer afterwards.
 
     Returns the names that the file lacks, and those that the model lacks. Raises RuntimeError for
-    these if strict is true, and for other shapes, ValueError for a buffer on the meta device that
-    no file has, and what load_file() raises; the module is unchanged then. No other thread may use
-    the module during the call. Driver: cuMemHostRegister.
+    names that one of them lacks if strict is true, and for shapes that differ, ValueError for a
+    buffer on the meta device that is not persistent, because files lack it, and what load_file()
+    raises; the module is unchanged then. No other thread may use the module during the call.
+    Driver: cuMemHostRegister.
     """
     named: list[_Named] = []
 
@@ -114,7 +115,7 @@ def load_model(
         entries = entries_of(path)
         named.append(_named(model, entries, strict))
         names = [name for name in named[0].sources.values() if name is not None]
-        if group is not None:  # parts of shared memory have no buffers among their parameters
+        if group is not None:  # shared memory has all parameters first, then the buffers
             state = named[0].state
             names.sort(key=lambda name: not isinstance(state[name], nn.Parameter))
         return _Wanted([entries[name] for name in names], dtype, _device_of(device))
@@ -138,14 +139,14 @@ def save_file(
         A module stands for its state_dict(). It may be offloaded: each tensor is read where it is,
         64 MiB at a time.
     path : str or path-like
-        The file. It appears when it is whole; one that was there stays until then. ValueError for
-        what is not a regular file, such as a folder or a pipe.
+        The file. It appears when it is complete; an older file of this name stays until then.
+        ValueError if the path is no regular file, but for instance a folder or a pipe.
     metadata : mapping of str to str, optional
         Text for the file's header, such as ``{"format": "pt"}``, which Transformers expects.
 
-    Tied parameters have their first name in the file. Raises TypeError and ValueError for what a
-    file cannot have, before anything is written, and OSError. Nothing may write the tensors during
-    the call. Driver: cuMemcpyDtoHAsync, by torch.
+    Tied parameters are in the file once, under their first name. Raises TypeError and ValueError
+    for what a file cannot hold, before anything is written, and OSError if the file cannot be
+    written. Nothing may write the tensors during the call. Driver: cuMemcpyDtoHAsync, by torch.
     """
     if isinstance(tensors, nn.Module):
         tensors = {
@@ -179,7 +180,7 @@ class _Wanted:
     device: int
 
     def description(self) -> tuple[list[object], list[object]]:
-        """What all ranks must have in common, and those of a host."""
+        """What must be equal in all ranks, and what must be equal in the ranks of one host."""
         rows: list[object] = [(e.name, e.dtype, e.shape, e.start, e.nbytes) for e in self.entries]
         return [*rows, self.dtype], [entry.file for entry in self.entries]
 
@@ -233,7 +234,7 @@ def _assign(
 
 
 def _checked(ranks: Alone, check: Callable[[], _Wanted]) -> _Wanted:
-    """What a check returns; ValueError in all ranks if it differs between them."""
+    """The result of a check. Raise ValueError in all ranks if it differs between them."""
     mine: list[_Wanted] = []
 
     def describe() -> tuple[list[object], list[object]]:
@@ -301,7 +302,7 @@ def _check_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _read(wanted: _Wanted, ranks: Alone) -> dict[str, Tensor]:
-    """The tensors in memory of one piece, in this order."""
+    """Read the tensors into one piece of memory, in the order of the entries."""
     entries, dtypes = wanted.entries, [_dtype_of(e, wanted.dtype) for e in wanted.entries]
     offsets: list[int] = []
     used = 0
@@ -345,7 +346,7 @@ def tensor_at(
     dtype: torch.dtype,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """A dense tensor with a storage of its own, which keeps the memory."""
+    """A dense tensor in the slab, with a storage of its own, which keeps the slab."""
     tensor = torch.empty(0, dtype=dtype)
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes == 0:
@@ -357,7 +358,7 @@ def tensor_at(
 
 
 def _fill(entries: Iterable[Entry], tensors: Iterable[Tensor], ranks: Alone) -> None:
-    """Read this rank's pieces of the files, by threads: one alone reads at a third of the rate."""
+    """Read this rank's pieces of the files in threads, because one reads at a third of the rate."""
     threads = min(_THREADS, max(1, (os.cpu_count() or 1) // ranks.count))
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         files: dict[Path, int] = {}

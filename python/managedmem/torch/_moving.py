@@ -39,7 +39,7 @@ class _Piece:
     names: list[str] = field(default_factory=list)  # of the tensors that have one
 
     def keep(self, wanted: set[int]) -> None:
-        """Forget the tensors, each with a name, that are not among these ids."""
+        """Keep only the tensors with these ids. Each tensor must have a name."""
         pairs = zip(self.tensors, self.names, strict=True)
         kept = [(t, name) for t, name in pairs if id(t) in wanted]
         self.tensors, self.names = [t for t, _ in kept], [name for _, name in kept]
@@ -84,7 +84,7 @@ def to_managed(
 
     Returns its argument. Raises TypeError for other objects and for tensor subclasses that hold
     other tensors, ValueError with the parameter's name for a sparse, meta, quantized or lazily
-    conjugated tensor, CUDAOutOfMemoryError without memory. No other thread may use the module
+    conjugated tensor, CUDAOutOfMemoryError when memory runs out. No other thread may use the module
     during the call. Driver: cuMemAllocManaged.
     """
     target = None if device is None else _target_device(device)
@@ -192,7 +192,7 @@ def _blocks(tensors: Found, target: torch.device | None) -> list[_Block]:
         start = base + (extent[0] - base) // _ALIGNMENT * _ALIGNMENT
         new = _Piece(target or tensor.device, storage, start, extent[1])
         piece = pieces.setdefault((tensor.device, base), new)
-        if storage.nbytes() > piece.storage.nbytes():  # of several at one address
+        if storage.nbytes() > piece.storage.nbytes():  # the largest at one address
             piece.storage = storage
         piece.start = min(piece.start, start)
         piece.end = max(piece.end, extent[1])
@@ -208,7 +208,7 @@ def _blocks(tensors: Found, target: torch.device | None) -> list[_Block]:
 
 
 def _rounded(piece: _Piece) -> _Piece:
-    """The whole storage if the piece is at least half of it.
+    """Extend the piece to its whole storage if it is at least half of that.
 
     cuDNN expects all weights of a recurrent network in one storage, padding included.
     """
@@ -306,7 +306,7 @@ def _fill(base: Tensor, block: _Block) -> None:
 
 
 def _copies_of(base: Tensor, block: _Block) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each piece of a block as bytes: at its new place, and at its old one."""
+    """Yield the bytes of each piece as two tensors: at the new place, and at the old one."""
     for piece in block.pieces:
         old = torch.empty(0, dtype=torch.uint8, device=piece.storage.device)
         size = piece.end - piece.start
@@ -315,7 +315,7 @@ def _copies_of(base: Tensor, block: _Block) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _wait_for(block: _Block) -> None:
-    """Wait for the old devices of the block: nothing else orders their work before the new."""
+    """Wait for the old devices of a block, because nothing else orders old work before new work."""
     for device in {tensor.device for piece in block.pieces for tensor in piece.tensors}:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -346,7 +346,8 @@ def _on(base: Tensor, tensor: Tensor, offset: int) -> Tensor:
             "which is not a multiple of its element size"
         )
     first = offset // tensor.element_size()
-    with torch.inference_mode(tensor.is_inference()):  # what replaces its data must be of its kind
+    # An assignment to `data` needs two inference tensors, or two ordinary ones.
+    with torch.inference_mode(tensor.is_inference()):
         new = torch.empty(0, dtype=tensor.dtype, device=base.device)
         return new.set_(base.untyped_storage(), first, tensor.shape, tensor.stride())
 

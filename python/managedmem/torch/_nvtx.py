@@ -1,8 +1,8 @@
-"""NVTX ranges of managedmem.torch, which are also marks of torch.profiler: names and places.
+"""NVTX ranges of managedmem.torch: their names, and the functions that they surround.
 
-Imported only with MANAGEDMEM_NVTX=1. The names are those of the parts of a model, and numbers of
-parameters in offload_optimizer(). A range ends when its thread has queued the copies, which may go
-on.
+torch.profiler shows them, too. This module is imported only with MANAGEDMEM_NVTX=1. A range has the
+name of a part of the model, or in offload_optimizer() the number of a parameter. It ends when its
+thread has queued the copies, which may still run.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from managedmem.torch._offload_places import Target
 from managedmem.torch._offload_visits import Stay, Turn, Visits, _Plan
 from managedmem.torch._targets import join_name
 
-# Unlike torch.profiler.record_function, it is no operator: dispatch modes, such as those of
-# checkpoints, do not see it.
+# Dispatch modes, such as those of checkpoints, see torch.profiler.record_function, because it calls
+# an operator. They do not see this class.
 _Recorded: Any = torch._C._profiler._RecordFunctionFast
-_OWN = "own parameters"  # of the model, in none of its submodules
+_OWN = "own parameters"  # the label of parameters of the model itself
 
 
 class _Span(_nvtx.Span):
@@ -63,7 +63,7 @@ def _mark(text: str) -> None:
 
 _moves: weakref.WeakKeyDictionary[DeviceLane, Moves] = weakref.WeakKeyDictionary()
 _parts: weakref.WeakKeyDictionary[FramedPart, tuple[str, Moves]] = weakref.WeakKeyDictionary()
-_labels = WeakTensorKeyDictionary()  # of parameters: their parts
+_labels = WeakTensorKeyDictionary()  # of parameters: the labels of their parts
 
 
 def _make_parts(original: Callable[..., None], lane: DeviceLane, plan: Any, homes: Any) -> None:
@@ -117,7 +117,7 @@ def _release(
 replace(DeviceLane, "_make_parts", _make_parts)
 replace(FramedPart, "acquire", _acquire)
 replace(FramedPart, "release", _release)
-# Not around offload(), whose warnings name the line of its caller.
+# offload() has no range: with a wrapper around it, its warnings would name the wrapper's line.
 _around(DeviceLane, "fill", lambda _, own: f"offload {type(own.module).__name__}")
 _around(DeviceLane, "take_in", lambda _, model, __: f"refresh {type(model).__name__}")
 _around(Target, "wait", lambda target: f"wait {target.device}")

@@ -68,7 +68,7 @@ _WRITTEN = (
     "written in memory that other processes have too: {}. A write in a call is lost, and any other "
     "one is in all of them",
 )
-_KEPT = "_managedmem_offload"  # an attribute of each module, which keeps the handle
+_KEPT = "_managedmem_offload"  # the attribute of each module that keeps the handle
 
 
 def offload(
@@ -88,55 +88,59 @@ def offload(
     Parameters
     ----------
     model : torch.nn.Module, pipeline, mapping or iterable of modules
-        A module on the CPU or on a CUDA device. Its Parameter objects stay the same. Several share
-        the budget, such as an encoder and a decoder: give them in a list or a dict, or give what
-        has them in `components`, such as a pipeline of diffusers. Their names, or their numbers in
-        the list, come before the names of their submodules, and a parameter of two counts once.
+        A module on the CPU or on a CUDA device. Its Parameter objects stay the same. Several
+        modules, such as an encoder and a decoder, can share the budget: give them in a list or a
+        dict, or give an object that has them in `components`, such as a pipeline of diffusers. The
+        name of a module, or its number in the list, is the first part of the names of its
+        submodules. A parameter that two modules have counts once.
     device : Device, torch.device, str, int, or a mapping of submodule names to these
         Where the model runs. With a mapping, each submodule runs on its device, with a budget of
-        its own; together they must hold every parameter.
+        its own; together these submodules must hold every parameter.
     budget : int or str
-        The most bytes of parameters on the device at any time, as the driver counts them: a number,
-        text such as "2 GiB", or "auto": what is free, less a fifth of it for activations. With an
-        optimizer it also covers gradients and state that stay on the device. MemoryError if the
-        device has less free, or the host has no room for the rest; a UserWarning tells of a budget
-        that holds no block.
+        The most bytes of parameters on the device at any time, as the driver counts them. Give a
+        number, text such as "2 GiB", or "auto" for what is free, less a fifth of it for
+        activations. With an optimizer the budget also covers gradients and state that stay on the
+        device. MemoryError if the device has less free, or the host has no room for the rest; a
+        UserWarning tells of blocks that are too large for the budget.
     optimizer : torch.optim.Optimizer, optional
         The optimizer that will train the model. Gradients and state for which the budget has no
-        room live on the host; each step looks at its groups and at requires_grad. Without an
-        optimizer, no copies home are planned, but writes that torch counts are copied home;
-        gradients and state are not in the budget, and a UserWarning tells of the first gradient of
-        a streamed parameter.
+        room live on the host. Each step looks at the groups of the optimizer and at requires_grad
+        anew. Without an optimizer, uses count as reads, and only writes that torch counts are
+        copied home; gradients and state are outside of the budget, and a UserWarning tells of the
+        first gradient of a streamed parameter.
     blocks : iterable of submodule names or submodules, optional
         Submodules that move as a whole; a ModuleList or ModuleDict stands for its members. By
         default these are submodules without submodules, and others of at most 64 MiB and a quarter
         of the budget.
     places : mapping of names of submodules or tensors to places, optional
         Where these are kept: "device", "frames" (loaded for each use) or "home" (read over the
-        bus). Others are placed as handle.explain() says.
+        bus). offload() chooses the places of the others, which handle.explain() lists.
     read_only : bool
-        True promises that nothing writes a parameter while the module is offloaded: frames then
-        keep what they have from one call to the next, such as the experts that are used most. After
+        True promises that nothing writes a parameter while the module is offloaded. Frames then
+        keep their contents from one call to the next, such as the experts that are used most. After
         a write that torch has counted, the next call of its submodule raises RuntimeError, and
         remove() warns with UserWarning; both name the parameter. Not together with an optimizer.
     step_in_backward : bool
         True steps each part of the parameters in the backward pass, once its gradients are
-        complete, and frees these. optimizer.step() must follow each pass; it steps the remaining
-        ones. For optimizers of torch that step part by part; not for gradient clipping, GradScaler,
-        gradients that accumulate over passes, closures and DistributedDataParallel.
+        complete, and then frees these gradients. optimizer.step() must follow each pass, and steps
+        the remaining parameters. This is for optimizers of torch that step part by part. It does
+        not work with gradient clipping, GradScaler, gradients that accumulate over passes, closures
+        and DistributedDataParallel.
     suspendable : bool
-        True lets handle.suspend() give the device memory of the parameters back for a while. It
-        then comes in whole units of the driver, of 2 MiB, and other devices do not reach it. Those
-        on the device already are copied into it, for which the device needs room.
+        True lets handle.suspend() give the device memory of the parameters back for a while. This
+        memory comes in whole units of the driver, of 2 MiB, and other devices cannot reach it.
+        Parameters that are on the device already are copied into it, for which the device needs
+        room.
 
-    Other parts have their home in page-locked memory of the host, of exactly their size. Before the
-    forward and the backward call of a submodule, its parameters are copied to frames on the device,
-    ahead of the call where the order of calls is known, and for the time of the call their tensors
-    point there. For experts in one parameter, a call without gradients loads the slices that it
-    indexes. Streams wait for each other; no call waits for the device, except the first one in a
-    captured graph, and there is no thread. Writes of a call or the optimizer are copied home
-    afterwards. A use that no call announces reads the home over the bus. If everything fits in the
-    budget, everything is on the device from the start, without hooks of modules. A model that is
+    Parts that do not stay on the device have their home in page-locked memory of the host, of
+    exactly their size. Before the forward and the backward call of a submodule, its parameters are
+    copied to frames, which are memory of the device. Where the order of calls is known, the copies
+    run ahead of the call. For the time of the call the tensors point to the frames. If one
+    parameter holds several experts, a call without gradients loads only the slices that it indexes.
+    Streams wait for each other: no call waits for the device, except the first one in a captured
+    graph, and there is no thread. Writes of a call or the optimizer are copied home afterwards. A
+    use outside of these calls reads the parameter at home, over the bus. If everything fits in the
+    budget, everything is on the device from the start, and modules have no hooks. A model that is
     dropped without remove() is freed like a plain one.
 
     Inputs must be on the device. On the emulated driver, where torch has no GPU, the tensors stay
@@ -144,8 +148,8 @@ def offload(
 
     Returns a handle, which is a context manager. handle.remove() moves everything back to the
     device where it was. Raises TypeError and ValueError for arguments that cannot be offloaded,
-    MemoryError, of which CUDAOutOfMemoryError is one, when memory runs out, and CUDAError when the
-    driver refuses; after an error the module is unchanged. No other thread may use the module
+    MemoryError, such as CUDAOutOfMemoryError, when memory runs out, and CUDAError when the driver
+    refuses; after an error the module is unchanged. No other thread may use the module
     during offload() and remove(); between them, threads and streams may call it as they may call
     any module. Driver: cuMemAlloc, cuMemHostRegister, cuMemcpyAsync, cuEventRecord,
     cuStreamWaitEvent.
@@ -194,7 +198,7 @@ def _refuse_offloaded(model: nn.Module, own: Offload | None = None) -> None:
 
 
 def _name(part: Part) -> str:
-    """A part's name in a message, and the reason if its parameters cannot be parted."""
+    """A part's name for a message, with the number of its parameters if they share one storage."""
     name = repr(part.name) if part.name else "the module's own parameters"
     shared = max(len(piece.tensors) for block in part.blocks for piece in block.pieces)
     return f"{name} ({shared} parameters in one storage)" if shared > 1 else name
@@ -205,7 +209,7 @@ class Offload(Handle):
 
     A context manager: the end of the block calls remove(). The module keeps its handle:
     Offload.of(module) returns it. A copy or pickle of a handle is None, because a copy of the
-    module is plain. Safe from every thread; for remove() see offload().
+    module is not offloaded. Safe from every thread; for remove() see offload().
     """
 
     _suspendable: bool
@@ -240,7 +244,7 @@ class Offload(Handle):
         self._layout: list[tuple[int, ...]] = []
         self._watch = Watch(model)
         self._watch_hooks: list[RemovableHandle] = []
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # from the start
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # all that got the handle
         self._origins = {id(p): (p, p.device) for p in model.parameters()}
         self._members = Members(model)
         self._steps_in_backward = step_in_backward
@@ -267,10 +271,10 @@ class Offload(Handle):
         self._keep(model, [pair for own in modules for pair in own.tensors])
 
     def _keep(self, model: nn.Module, tensors: Found) -> None:
-        """Let the modules keep the handle, and no other model have their memory."""
+        """Let the modules keep the handle, and let no other model offload their memory."""
         names = {id(tensor): name for name, tensor in tensors}
         entries = (entry for lane in self._lanes for entry in lane.moved)
-        kept = [pair for entry in entries for pair in entry.kept]  # where they return
+        kept = [pair for entry in entries for pair in entry.kept]  # tensors, their earlier memory
         before = [(names[id(t)], old) for t, old in kept if id(t) in names]
         self._claim = Claim(self._kind, before + tensors, self._lanes[0].read_only)
         self._layout = _layout_of(model)
@@ -281,7 +285,10 @@ class Offload(Handle):
     def _warn_of_what_does_not_fit(
         self, lane: DeviceLane, parts: list[Part], stacklevel: int
     ) -> None:
-        """Called by _start(), so that nothing stays offloaded where warnings are errors."""
+        """Warn of blocks that are larger than the frames.
+
+        _start() calls it in its `try`, so that nothing stays offloaded where warnings are errors.
+        """
         large = [part for part in parts if part.reason == TOO_LARGE]
         if not large:
             return
@@ -299,7 +306,7 @@ class Offload(Handle):
         )
 
     def _follow(self) -> None:
-        """Gradients and state follow their parameters to another device."""
+        """Move gradients and state to the device to which their parameter has moved."""
         changes: list[tuple[Tensor, Tensor]] = []
         for parameter, origin in self._origins.values():
             place = parameter.device
@@ -318,7 +325,7 @@ class Offload(Handle):
         yield from _tensors_in(state)
 
     def _steps_on_device(self, parameter: Tensor) -> bool:
-        """True if the optimizer counts the steps of a parameter on its device."""
+        """True if the optimizer keeps the step count of a parameter on the parameter's device."""
         groups = self._optimizer.param_groups if self._optimizer is not None else []
         return any(
             (group.get("fused") or group.get("capturable"))
@@ -328,13 +335,14 @@ class Offload(Handle):
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer, unless its owner has dropped it, and its state with it."""
+        """The optimizer; None if there is none, or its owner has dropped it and so its state."""
         return None if self._optimizer_ref is None else self._optimizer_ref()
 
     def _train(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Keep gradients and state at home where the budget has no room for them.
 
-        refresh() calls it again: what has a home, or steps in backward passes, is left alone.
+        refresh() calls it again. It leaves alone the parameters whose gradients have a home
+        already, and those that step in backward passes.
         """
         self._shares = [lane.share for lane in self._lanes]
         lanes = [lane for lane in self._lanes if lane.can_be_exceeded()]
@@ -357,7 +365,7 @@ class Offload(Handle):
     def of(module: nn.Module) -> Offload | None:
         """The handle of an offloaded module or of the model around it; None for other modules.
 
-        Raises TypeError if it is not a module. Safe from every thread; no driver call.
+        Raises TypeError if the argument is not a module. Safe from every thread; no driver call.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
@@ -366,26 +374,26 @@ class Offload(Handle):
 
     @property
     def device(self) -> torch.device:
-        """The device of inputs, where torch sees the parameters; the first one if several."""
+        """The device for inputs, where torch sees the parameters; of several devices, the first."""
         return self._lanes[0].target.place
 
     def refresh(self) -> None:
         """Take in parameters and buffers that the model has got since offload().
 
-        Adapters, replaced layers, resized embeddings, and parameters that half(), to() or
-        load_state_dict(assign=True) gave other memory. Until then, they stay where they are,
-        outside of the budget; a UserWarning names a parameter of a streamed part that has other
-        memory. The optimizer's add_param_group() may come before or after. Modules that have got
-        parameters of others, such as tied weights, announce their calls from now on. Nothing else
-        moves: new parts are on the device if the budget has room left, or else in the frames that
-        there are, or at home if they are larger. Parts of which the model has no parameter any more
-        are not loaded again, and keep their memory until remove(). After a change of most of the
-        model, call remove() and offload() instead.
+        These are adapters, replaced layers, resized embeddings, and parameters that half(), to() or
+        load_state_dict(assign=True) gave other memory. Until refresh() they stay where they are,
+        outside of the budget, and a UserWarning names a parameter of a streamed part that has other
+        memory. The optimizer's add_param_group() may come before or after refresh(). Modules that
+        have got parameters of other modules, such as tied weights, announce their calls from now
+        on. Nothing else moves. A new part is on the device if the budget has room left, or else in
+        the frames that exist, or at home if it is larger than these. A part whose parameters have
+        all left the model is not loaded again, and keeps its memory until remove(). After a change
+        of most of the model, call remove() and offload() instead.
 
         Does nothing if nothing has changed. Raises the errors of offload(), after which everything
-        can be used where it is, and refresh() can be called again; RuntimeError after remove(), or
-        once the module has been freed. No other thread may use the module during the call. Driver:
-        as offload().
+        can be used where it is, and refresh() can be called again; RuntimeError while the module is
+        suspended, after remove(), or once the module has been freed. No other thread may use the
+        module during the call. Driver: as offload().
         """
         self._check_offloaded()
         if self._suspended:
@@ -401,7 +409,7 @@ class Offload(Handle):
         empty = [(name, t) for name, t in tensors if not t.numel()]
         if not new and self._layout == _layout_of(model):
             return
-        self._layout = []  # until the end, even that of a call after an error
+        self._layout = []  # so that a call after an error does not return here
         check_claims(model, new, self._claim, self._lanes[0].read_only)
         shared_out = self._shared_out(model, tensors, new)
         check_host(sum(t.nbytes for _, t in new if not is_home(t)), self._budget)
@@ -409,7 +417,7 @@ class Offload(Handle):
             lane.let_go()  # a tensor with other memory belongs to its new part
         origins = {memory: origin for lane in self._lanes for memory, origin in lane.origins()}
         for parameter in model.parameters():
-            memory = parameter.untyped_storage()._cdata  # which it may have from another one
+            memory = parameter.untyped_storage()._cdata  # perhaps that of another parameter
             origin = origins.get(memory, parameter.device)
             self._origins.setdefault(id(parameter), (parameter, origin))
         parts: list[tuple[DeviceLane, list[Part]]] = []
@@ -431,18 +439,18 @@ class Offload(Handle):
     def suspend(self) -> None:
         """Give the device memory of the parameters back to the driver, until resume().
 
-        Parts that are streamed have their contents at home, and nothing is copied; those that stay
-        on the device are copied to page-locked memory of the host, which is kept for the next time.
-        Every address stays valid. The module may be called meanwhile, and captured graphs may be
-        replayed: they read the parameters over the bus. Gradients, state of an optimizer and
-        activations are torch's, and stay; torch.cuda.empty_cache() gives back what torch keeps.
-        Suspending again does nothing.
+        Streamed parts have their contents at home and are not copied. Parts that stay on the device
+        are copied to page-locked memory of the host, which is kept for the next time. Every address
+        stays valid. Until resume() the module may be called, and captured graphs may be replayed:
+        they read the parameters over the bus. Gradients, state of an optimizer and activations are
+        in torch's memory and stay; torch.cuda.empty_cache() gives back what torch keeps. Suspending
+        again does nothing.
 
         Waits for the device. Raises RuntimeError without suspendable=True, after remove(), while a
         part is in a frame for a call, and while a stream captures; MemoryError if the host lacks
-        memory, CUDAError if the driver fails. The module is not suspended then. No other thread may
-        use the module during the call. Driver: cuCtxSynchronize, cuMemCreate, cuMemcpyAsync,
-        cuMemUnmap, cuMemRelease.
+        memory, CUDAError if the driver fails. After an error the module is not suspended. No
+        other thread may use the module during the call. Driver: cuCtxSynchronize, cuMemCreate,
+        cuMemcpyAsync, cuMemUnmap, cuMemRelease.
         """
         self._check_offloaded()
         if not self._suspendable:
@@ -453,9 +461,9 @@ class Offload(Handle):
         self._suspended = True
 
     def resume(self) -> None:
-        """Take device memory again, with the contents, at the same addresses as before suspend().
+        """Take device memory again, with the contents and the addresses from before suspend().
 
-        Waits for the device. Raises MemoryError with the sum if a device has no room for it,
+        Waits for the device. Raises MemoryError, with the bytes, if a device has no room for them,
         RuntimeError after remove() and while a stream captures, CUDAError if the driver fails; the
         module stays suspended then. Does nothing unless it is suspended. No other thread may use
         the module during the call. Driver: cuMemCreate, cuMemMap, cuMemcpyAsync.
@@ -472,7 +480,7 @@ class Offload(Handle):
     def _shared_out(
         self, model: nn.Module, tensors: Found, new: Found
     ) -> list[tuple[DeviceLane, nn.Module, Found]]:
-        """The device of each new tensor: the one of its submodule."""
+        """Each lane that gets new tensors, with its submodule and these tensors."""
         modules = dict(model.named_modules())
         places = {lane.name: modules[lane.name] for lane in self._lanes if lane.name in modules}
         wanted = {id(t) for _, t in new}
@@ -484,7 +492,7 @@ class Offload(Handle):
         return [share for share in shares if share[2]]
 
     def _follow_model(self, model: nn.Module, tensors: Found) -> None:
-        """Count and train what the model has now."""
+        """Announce, count and train what the model has now."""
         present = {id(t) for _, t in tensors}
         modules = dict(model.named_modules())
         for hook in self._watch_hooks:
@@ -506,8 +514,8 @@ class Offload(Handle):
         """End the offloading: the module is as it was before, with its present values.
 
         Removes the hooks, and moves parameters, buffers, gradients and the optimizer's state to the
-        device where they were, in plain memory; tensors of the module that were in managed memory
-        return to it. The state does not: call to_managed() of the optimizer again.
+        device where they were, in plain memory. Tensors of the module that were in managed memory
+        return to it. The optimizer's state does not: call to_managed() with the optimizer again.
         Waits for the device. A UserWarning tells of writes despite read_only=True. Does nothing the
         second time. After an error, such as too little memory on that device, everything can be
         used where it is, and remove() can be called again. Driver: cuMemcpyAsync, cuCtxSynchronize,
@@ -516,7 +524,7 @@ class Offload(Handle):
         self._remove()
 
     def _remove(self) -> None:
-        """End the offloading; the warning is for the caller of the caller."""
+        """End the offloading. Warnings name the line of remove(), or of the `with` block."""
         if not self._removing.acquire(blocking=False):
             return
         try:
@@ -589,14 +597,16 @@ class Offload(Handle):
     def stats(self) -> dict[str, int]:
         """Counters since the start, the sums of all devices.
 
-        budget and held are the bytes of parameters that may be, and are, on the devices: with an
-        optimizer, a part of the given budget is kept for gradients and state. groups and streamed
-        are the number and bytes of the parts that are streamed; resident the bytes of those that
-        stay. The others are the counters of WorkingSet.stats(); failures also counts uses that the
-        driver refused, gradients and state that stay on the device because there was no place on
-        the host, and scratches for state that the device had no memory for. gradients_on_host and
-        state_on_host are the bytes that lie there now. steps_in_backward counts parts that backward
-        passes have stepped. After remove(), the counters as they were then.
+        `budget` has the bytes of parameters that may be on the devices, and `held` the bytes that
+        are there. With an optimizer, `budget` is less than the given budget, of which a part is
+        kept for gradients and state. `groups` and `streamed` are the number and bytes of the parts
+        that are streamed, `resident` the bytes of the parts that stay on the device.
+        `gradients_on_host` and `state_on_host` are the bytes that lie on the host now.
+        `steps_in_backward` counts parts that backward passes have stepped. The others are the
+        counters of WorkingSet.stats(). Here, `failures` also counts uses that the driver refused,
+        gradients and state that stay on the device because there was no place on the host, and
+        scratches for state that the device had no memory for. After remove(), the counters as they
+        were then.
         """
         result: dict[str, int] = {}
         for lane in self._lanes:
@@ -635,17 +645,19 @@ class Offload(Handle):
 
     @property
     def coverage(self) -> dict[str, Coverage]:
-        """The calls of each streamed part, by its name: seen ones, made ones, and bytes on the bus.
+        """The calls of each streamed part, by its name: how many were announced, and how many made.
 
         A part has the name of its submodule, and "" for parameters of the module itself. Each value
-        is a Coverage. Parts that the budget keeps on the device are not listed.
+        is a Coverage, which also has the bytes on the bus. Parts that the budget keeps on the
+        device are not listed.
 
-        Hooks see the calls that they announce. Other uses are inferred: from the operations of the
-        first call of the module that returns, and then for each later call like it; and from
-        gradients that a backward pass leaves without an announcement. A UserWarning names the first
-        such parts, once for a handle. Uses without a gradient are not noticed in methods that do
-        not call the module, in compiled code, and by address, as extensions have them. Embeddings
-        count the rows that they look up.
+        Hooks announce the calls of modules. Other uses are inferred in two ways. The operations of
+        the first call of the module that returns are watched: if one of them uses a part without an
+        announcement, a use is counted, and again for each later call that announces the part as
+        rarely. After a backward pass, each new gradient without an announcement counts as a use. A
+        UserWarning names the first such parts, once for a handle. Uses without a gradient are not
+        noticed in methods that do not call the module, in compiled code, and in extensions that use
+        a parameter by its address. Embeddings count the rows that they look up.
 
         After remove(), the numbers as they were then. Safe from every thread; no driver call.
         """
@@ -655,8 +667,8 @@ class Offload(Handle):
     def round(self) -> Iterator[None]:
         """A `with` block in which parts are loaded ahead, as in a call of the module.
 
-        For loops that call submodules one by one. Calls of the module, backward passes and
-        steps are rounds of their own. Safe from every thread.
+        Use it for loops that call submodules one by one. Each call of the module, each backward
+        pass and each step is a round by itself. Safe from every thread.
         """
         for lane in self._lanes:
             lane.announcer.begin_round()
@@ -668,9 +680,9 @@ class Offload(Handle):
 
     @property
     def last_error(self) -> str | None:
-        """The latest refusal of the driver, after which a part was used at home, as text; or None.
+        """The driver's message at its latest refusal that left a part at home; or None.
 
-        With several devices, that of the last device that has one.
+        With several devices, the message of the last device that has one.
         Safe from every thread; no driver call.
         """
         for lane in self._lanes:
@@ -679,7 +691,7 @@ class Offload(Handle):
         return next((text for text in reversed(texts) if text is not None), None)
 
     def _failures(self) -> int:
-        """Refused uses, gradients and state without a place at home, scratches without memory."""
+        """How often gradients or state had no place at home, or scratch had no memory."""
         step = self._step.failures if self._step is not None else 0
         return self._lost + step + sum(home.failures for home in self._gradients)
 
@@ -697,9 +709,9 @@ class Offload(Handle):
 
 
 def before_offload(module: nn.Module) -> dict[int, tuple[Tensor | None, torch.device]]:
-    """What offloaded tensors of a module were, if it was kept, and where, by their ids.
+    """The memory that offloaded tensors had, or None if it was not kept, and their device, by id.
 
-    ValueError for a module whose parameters may be written: what was kept is old.
+    Raise ValueError unless the module is read-only: kept memory may have old contents otherwise.
     """
     handles = {h: None for inner in module.modules() if (h := Offload.of(inner)) is not None}
     lanes = [lane for handle in handles for lane in handle._lanes]

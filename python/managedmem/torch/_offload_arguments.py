@@ -88,13 +88,13 @@ def _block(block: object, modules: dict[str, nn.Module]) -> nn.Module:
 
 
 def _like(name: object, names: Iterable[str]) -> str:
-    """The end of an error that names the submodules like an unknown one."""
+    """The end of an error message: the names of submodules that resemble an unknown name."""
     near = difflib.get_close_matches(str(name), names, n=3)
     return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """The module, or the members of a container, which is never called."""
+    """The module; or the members of a container, because a container is never called."""
     if is_called(module):
         yield module
     else:
@@ -150,7 +150,10 @@ def device_modules(model: nn.Module, device: object, tensors: Found) -> list[Dev
 
 
 def shared_out(modules: Mapping[str, nn.Module], tensors: Found) -> list[tuple[str, Found]]:
-    """The tensors of each of the modules that have devices, by name; each tensor has one."""
+    """The name and the tensors of each module that has a device.
+
+    Raise ValueError unless each tensor has one device.
+    """
     holder: dict[int, str] = {}
     result: list[tuple[str, Found]] = []
     for name, module in modules.items():

@@ -1,7 +1,7 @@
-"""The step of an optimizer in the backward pass: each part steps once its gradients are there.
+"""The step of an optimizer in the backward pass: each part steps once its gradients are complete.
 
-Its gradients are freed then, and never go home. Autograd calls the hooks in its threads, with the
-stream of the pass as the current one, and the step is queued there.
+The gradients of the part are freed then, and never go home. Autograd calls the hooks in threads of
+its own, where the stream of the pass is the current one. The step is queued on that stream.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_step_in_backward(wanted: object, optimizer: optim.Optimizer | None) ->
 
 
 def whole_parameters(model: nn.Module, shares: Iterable[Share]) -> list[Tensor]:
-    """The parameters of one module alone: the gradients of others may come in pieces."""
+    """The parameters that only one module has: the gradients of tied ones may come in pieces."""
     every = (id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     shared = {key for key, count in Counter(every).items() if count > 1}
     may_train = (p for share in shares for p in share.all_that_may_train())
@@ -103,21 +103,21 @@ class BackwardStep(SplitStep):
         chosen: Iterable[Tensor],
     ) -> None:
         super().__init__(optimizer, lanes, gradients)
-        self.lock = threading.RLock()  # a garbage collection under it may call remove()
+        self.lock = threading.RLock()  # a collection while it is held may call remove()
         self.chosen: set[int] = set()  # the ids of parameters that may step here
-        self.order: list[StepPart] = []  # of the last round
+        self.order: list[StepPart] = []  # the parts as they came in the last round
         self.seen: dict[int, StepPart] = {}  # parts whose gradients came in this round, by ids
         self.came: set[int] = set()  # the ids of the parameters whose gradients came in this round
-        self.unreached: set[int] = set()  # of those without gradients beside others of their parts
-        self.part_of: dict[int, StepPart] = {}  # by the ids of parameters, of those that step here
-        self.missing: dict[int, set[int]] = {}  # the ids of parameters, by the ids of parts
+        self.unreached: set[int] = set()  # ids; others of their parts got gradients
+        self.part_of: dict[int, StepPart] = {}  # by the ids of the parameters that step here
+        self.missing: dict[int, set[int]] = {}  # ids of parameters yet to come, by ids of parts
         self.turn_of: dict[int, Turn] = {}  # by the ids of parts
         self.queue: deque[Turn] = deque()  # in the order in which they are expected
         self.task = -1  # the backward pass that is under way
-        self.written: dict[FramedPart, Target] = {}  # what goes home in this pass
-        self.stepped = 0  # parts
-        self.visits: Visits | None = None  # of the latest pass, as is the next
-        self.partial: PartialStep | None = None
+        self.written: dict[FramedPart, Target] = {}  # parts that go home in this pass
+        self.stepped = 0  # how many times a part was stepped
+        self.visits: Visits | None = None  # of the latest pass
+        self.partial: PartialStep | None = None  # of the latest pass
         self.hooks = [r.register_forward_pre_hook(_Unwrapped(self)) for r in roots_of(model)]
         self._choose(chosen)
 
@@ -138,7 +138,7 @@ class BackwardStep(SplitStep):
     # --- a gradient -----------------------------------------------------------------------
 
     def check(self, parameter: Tensor) -> None:
-        """Refuse to add to a gradient, before it is done."""
+        """Raise RuntimeError before autograd adds to a gradient that exists already."""
         if not self.active or parameter.grad is None or id(parameter) not in self.part_of:
             return
         if _accumulates(parameter):
@@ -164,7 +164,7 @@ class BackwardStep(SplitStep):
             if part is None or grad is None or grad.layout is not torch.strided:
                 return
             if parameter.is_contiguous() and not grad.is_contiguous():
-                parameter.grad = grad.contiguous()  # as slices need it
+                parameter.grad = grad.contiguous()  # slices need that
             self.came.add(key)
             self.missing[id(part)].discard(key)
             if not self.missing[id(part)]:
@@ -192,7 +192,7 @@ class BackwardStep(SplitStep):
         finally:  # after an exception, nothing is stepped twice
             for parameter in chain.from_iterable(s.parameters for s in turn.stays if s.has_begun):
                 parameter.grad = None
-        visits.skip(turn)  # what came over the bus
+        visits.skip(turn)  # visits of what was stepped over the bus
         self.stepped += len(turn.parts)
 
     # --- a pass, and the round until the next step() ----------------------------------------
@@ -240,7 +240,7 @@ class BackwardStep(SplitStep):
             visits.look_ahead(target)
 
     def settle(self) -> None:
-        """Let the current stream wait for the work of the pass, which is over."""
+        """Let the current stream wait for the work of the pass, which has ended."""
         with self.lock:
             self.task = -1
             for ring in self.rings.values():
@@ -301,7 +301,7 @@ class BackwardStep(SplitStep):
         """Leave gradients alone from now on."""
         for hook in self.hooks:
             hook.remove()
-        with contextlib.suppress(CUDAError):  # everything is waited for
+        with contextlib.suppress(CUDAError):  # remove() waits for the devices anyway
             self.settle()
         super().stop()
 
@@ -318,7 +318,7 @@ class BackwardStep(SplitStep):
 
 
 class _Hook:
-    """A hook through which the garbage collector cannot see: torch's C++ has it."""
+    """A hook with weak references: the collector cannot see cycles through torch's C++."""
 
     def __init__(self, step: BackwardStep) -> None:
         self.step = weakref.ref(step)
@@ -348,7 +348,7 @@ class _Unwrapped(_Hook):
     """Looks for DistributedDataParallel around the call of the model."""
 
     def __call__(self, module: nn.Module, arguments: object) -> None:
-        if torch.compiler.is_compiling():  # which such a call is not
+        if torch.compiler.is_compiling():  # a call of a compiled model is not checked
             return
         step = self.step()
         if step is not None and step.active and _active():
@@ -364,7 +364,7 @@ def _hooked(parameter: Tensor, step: BackwardStep) -> list[RemovableHandle]:
     """Hook a parameter, which may begin to require gradients later."""
     required = parameter.requires_grad
     try:
-        parameter.requires_grad_(True)  # torch refuses hooks of others
+        parameter.requires_grad_(True)  # else torch refuses the hooks
         before = parameter.register_hook(_Before(step, parameter))
         return [before, parameter.register_post_accumulate_grad_hook(_After(step))]
     finally:
@@ -372,7 +372,10 @@ def _hooked(parameter: Tensor, step: BackwardStep) -> list[RemovableHandle]:
 
 
 def _accumulates(parameter: Tensor) -> bool:
-    """False in torch.autograd.grad(), which leaves .grad alone; torch raises for its leaves."""
+    """True if this backward pass adds to .grad, which torch.autograd.grad() does not do.
+
+    torch raises RuntimeError here for a leaf whose gradient torch.autograd.grad() returns.
+    """
     node = torch.autograd.graph.get_gradient_edge(parameter).node
     try:
         return torch._C._will_engine_execute_node(node)

@@ -81,7 +81,7 @@ class Claim:
 
 
 _claims: weakref.WeakSet[Claim] = weakref.WeakSet()
-_lock = threading.RLock()  # a garbage collection under it may call remove()
+_lock = threading.RLock()  # a collection while it is held may call remove()
 
 
 def check_claims(
@@ -92,7 +92,7 @@ def check_claims(
 ) -> None:
     """Raise ValueError for the first parameter that another offloaded model holds.
 
-    Models that are only read may have other tensors over the same memory.
+    Models that are only read may share memory, if each has storages of its own over it.
     """
     for name, tensor in tensors:
         if (holder := holder_of(tensor, own, read_only)) is not None:
@@ -107,7 +107,7 @@ def check_claims(
 def holder_of(
     tensor: Tensor, but: Claim | None = None, read_only: bool = False
 ) -> tuple[str, str] | None:
-    """The parameter in whose memory a tensor is, and the class of its offloaded model."""
+    """The offloaded parameter in whose memory a tensor is, and the class of its model; or None."""
     with _lock:
         claims = [claim for claim in _claims if claim is not but]
     place, storage = _place(tensor), tensor.untyped_storage()._cdata

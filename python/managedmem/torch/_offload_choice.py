@@ -1,7 +1,7 @@
-"""The places of the parts that offload() makes: on the device, in frames, or at home; the reasons.
+"""Chooses where each part of an offloaded model is kept: on the device, in frames, or at home.
 
-Knows sizes and uses alone. A part in frames is loaded for each use; one at home is read over the
-bus.
+Knows only the sizes and uses of parts, and gives a reason for each place. A part in frames is
+loaded for each use. A part at home is read over the bus.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 MIB = 1 << 20
 TINY = MIB  # parts up to this, and up to a 64th of the budget, stay on the device
-IN_TRANSIT = 64 * MIB  # loads under way, where parts are small
-NESTED = 8  # a later part below this share of the frames is at home: it may be held around others
-SLICES = 4  # the frames of slices: two are used, of two parameters, while two are loaded
+IN_TRANSIT = 64 * MIB  # bytes of frames for loads under way, where parts are small
+# A part that comes later is at home if it is smaller than this fraction of the frames: calls of
+# other parts may be nested in its call, which would hold its frame for long.
+NESTED = 8
+SLICES = 4  # in frames: two are used, of two parameters, while two are loaded
 
 TOO_LARGE = "larger than the frames"
 EVERYTHING = "everything fits"
@@ -44,11 +46,12 @@ _Part = TypeVar("_Part", bound=Choosable)
 def choose_places(parts: list[_Part], budget: int, keeps_slices: bool = False) -> int:
     """Give each part a place within the budget; return the bytes of frames.
 
-    The parts come in the order of the model. Requested parts come first, then small ones. Of the
-    parts that calls need as a whole, as many stay as the frames leave room for, evenly along the
-    model, so that the link always has something to load. Parts of which a call needs little stay at
-    home if no room is left: a kernel then reads only those bytes. Slices that can be loaded have
-    frames, which are large if they keep their contents between calls.
+    `parts` has the order of the model. Room goes to requested parts first, then to small ones. Of
+    the parts that calls need as a whole, as many stay as the frames leave room for, evenly along
+    the model, so that the link always has something to load. A part of which a call needs little
+    stays at home if no room is left: a kernel then reads only the bytes that it needs. Slices that
+    can be loaded alone get frames. With `keeps_slices`, frames keep slices between calls, and get
+    more room.
     """
     room = budget
     fits = sum(part.nbytes for part in parts) <= room
@@ -94,7 +97,7 @@ def choose_places(parts: list[_Part], budget: int, keeps_slices: bool = False) -
 
 
 def choose_later(parts: list[_Part], room: int, frames: int) -> None:
-    """Give a place to parts that come when the bytes of frames are settled, and `room` is left."""
+    """Give places to parts that come after the frames were made, with `room` bytes left."""
     small = [part for part in parts if part.nbytes <= TINY]
     kept = _spread(sorted(small, key=lambda part: part.nbytes), room)
     room -= _put(kept, "device", SMALL_PART)
@@ -112,13 +115,13 @@ def choose_later(parts: list[_Part], room: int, frames: int) -> None:
 
 
 def _frames_for_slices(parts: list[_Part], room: int) -> int:
-    """The bytes of frames for slices that are loaded one by one; 0 if that is much of the room."""
+    """The bytes of frames for slices that are loaded one by one; 0 above a quarter of the room."""
     wanted = SLICES * max((part.slice_nbytes for part in parts), default=0)
     return wanted if wanted <= room // 4 else 0
 
 
 def _put(parts: Iterable[_Part], place: Place, reason: str) -> int:
-    """Put parts there; return their bytes."""
+    """Give parts a place and its reason; return their bytes."""
     taken = 0
     for part in parts:
         part.place = place
@@ -133,7 +136,7 @@ def _without(parts: list[_Part], others: list[_Part]) -> list[_Part]:
 
 
 def _small_parts(parts: list[_Part], budget: int) -> list[_Part]:
-    """Parts whose loads would cost more than their room, in at most an eighth of the budget."""
+    """Small parts, whose loads cost more than their memory; at most an eighth of the budget."""
     chosen: list[_Part] = []
     room = budget // 8
     for part in sorted(parts, key=lambda part: part.nbytes):
@@ -154,7 +157,7 @@ def _frames_for(parts: list[_Part], room: int) -> int:
 def _largest_that_stay(
     parts: list[_Part], streamed: list[_Part], room: int
 ) -> tuple[list[_Part], int]:
-    """The largest parts that make the frames smaller if they stay, and the frames."""
+    """The largest parts, if the frames get smaller when these stay; and the bytes of frames."""
     ordered = sorted(parts, key=lambda part: -part.nbytes)
     best: tuple[list[_Part], int] = [], _frames_for(parts + streamed, room)
     taken = 0
@@ -180,7 +183,7 @@ def _spread(parts: list[_Part], room: int) -> list[_Part]:
             chosen.append(part)
             owed -= part.nbytes
             room -= part.nbytes
-    for part in _without(parts, chosen):  # what is left
+    for part in _without(parts, chosen):  # what still fits
         if part.nbytes <= room:
             chosen.append(part)
             room -= part.nbytes

@@ -1,6 +1,7 @@
-"""Compiled code: whether a call is in it, and what torch.compile made before offload() had hooks.
+"""Code of torch.compile: finds it, and drops code that was compiled before offload() had hooks.
 
-Owns all that offload() knows of torch._dynamo, whose code does not look for hooks that come later.
+Owns all that offload() knows of torch._dynamo. Compiled code does not look for hooks that come
+later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _compiling: Callable[[], object] | None = getattr(_eval_frame, "get_eval_frame_c
 
 
 def in_compiled_code() -> bool:
-    """True in a call of a compiled function, even in what runs uncompiled there."""
+    """True in a call of a compiled function, even where that runs uncompiled code."""
     return _compiling is not None and _compiling() is not None
 
 
@@ -39,7 +40,7 @@ def compiles_again() -> bool:
 
 
 def drop_compiled(model: nn.Module) -> None:
-    """Make compiled code that may call modules of these classes compile again, with their hooks."""
+    """Drop compiled code that may call modules of the model, so that it is compiled with hooks."""
     dynamo = _dynamo()
     if dynamo is None or not hasattr(dynamo, "reset_code"):
         return
@@ -63,7 +64,7 @@ _known_untraced: dict[Callable[..., None], Callable[..., None]] = {}
 
 
 def untraced(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, wrapped so that torch.compile does not trace it. Imports nothing for that."""
+    """The function, or a wrapper that torch.compile does not trace. Never imports torch._dynamo."""
     if _compiling is not None and _compiling() is None:
         return function
     dynamo = _dynamo()
@@ -76,7 +77,7 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mentions(code: Any, names: Iterable[str]) -> bool:
-    """True if compiled code has looked at an object of one of the classes."""
+    """True if a guard of compiled code names one of the classes."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     texts = [str(entry.guard_manager) for entry in _debug_get_cache_entry_list(code)]
@@ -84,6 +85,6 @@ def _mentions(code: Any, names: Iterable[str]) -> bool:
 
 
 def _dynamo() -> Any:
-    """torch._dynamo, if something has imported it to its end."""
+    """torch._dynamo, if it has been imported completely; else None."""
     module = sys.modules.get("torch._dynamo")
     return module if hasattr(module, "disable") else None

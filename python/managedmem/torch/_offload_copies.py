@@ -1,4 +1,4 @@
-"""What stands for hooks, handles and sliced parameters in copies and pickles of a module."""
+"""What copies and pickles of a module have in place of hooks, handles and sliced parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def do_nothing(*arguments: object) -> None:
 
 
 def plain_copy(parameter: Tensor, memo: dict[int, Any]) -> nn.Parameter:
-    """A deep copy of a parameter whose class was changed for a call."""
+    """A deep copy, as an nn.Parameter, of a parameter whose class was changed for a call."""
     if id(parameter) not in memo:
         copied = parameter.detach().clone(memory_format=torch.preserve_format)
         memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
@@ -27,7 +27,7 @@ def plain_copy(parameter: Tensor, memo: dict[int, Any]) -> nn.Parameter:
 
 
 class Handle:
-    """A context manager that a module or optimizer keeps. Copies of these are plain."""
+    """A context manager that a module or optimizer keeps. Their copies and pickles have None."""
 
     def _remove(self) -> None:
         raise NotImplementedError

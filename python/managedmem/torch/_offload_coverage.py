@@ -46,10 +46,10 @@ class Coverage(NamedTuple):
 
     A call is a forward call or a backward pass that uses the part's parameters. `seen` counts
     announced calls, before which the part could be loaded; `made` also counts other calls that were
-    noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus:
-    the bytes of the part for each call that was not announced or that the budget had no room for,
-    the rows that embeddings looked up, and of experts in one parameter the slices that had no
-    frame, or all of them for a call that named none.
+    noticed, see ``Offload.coverage``. `bus_bytes` are the bytes that the device used over the bus.
+    A call that was not announced, or for which the budget had no room, counts the bytes of the
+    part. Embeddings count the rows that they looked up. Experts in one parameter count the slices
+    that had no frame, or all slices for a call that named none.
     """
 
     seen: int
@@ -70,15 +70,16 @@ class _Tally:
 
     name: str
     part: Part
-    announcer: weakref.ref[_Holder]  # which refers to the tallies
-    is_acquired: bool  # by the calls of a module
+    announcer: weakref.ref[_Holder]  # weak: it refers to the tallies
+    is_acquired: bool  # by hooks, in calls of a module
     is_lookup: bool = False  # a few rows of it are read over the bus, on purpose
     is_read_at_home: bool = False  # in backward passes at least
     seen: int = 0
-    backward: int = 0  # of these
+    backward: int = 0  # of the seen calls
     missed: int = 0
     bus_bytes: int = 0
-    # What the first call of a root saw, if it also used the part unseen; by the id of the root.
+    # By the id of a root: how many calls its first call announced, if it also used the part without
+    # an announcement.
     seen_when_missed: dict[int, int] = field(default_factory=dict)
 
     def miss(self) -> None:
@@ -114,11 +115,11 @@ class _Local(threading.local):
     """The calls of roots under way in one thread."""
 
     def __init__(self) -> None:
-        self.rounds: list[dict[int, int]] = []  # the seen calls of each part at their starts
+        self.rounds: list[dict[int, int]] = []  # for each, the seen calls of the parts at its start
 
 
 class Watch:
-    """The tallies of one offloaded model, or of several: its roots."""
+    """The tallies of one offload(), whose roots are the modules that it was given."""
 
     def __init__(self, model: nn.Module) -> None:
         self.active = True
@@ -131,7 +132,7 @@ class Watch:
         self._local = _Local()
         self._has_warned = False
         self._final: dict[str, Coverage] = {}
-        self._lock = threading.RLock()  # a garbage collection under it may call remove()
+        self._lock = threading.RLock()  # a collection while it is held may call remove()
         self.know(model)
 
     # --- the start and the end --------------------------------------------------------------
@@ -142,7 +143,7 @@ class Watch:
         self._watched.clear()
 
     def forget(self, parts: set[int]) -> None:
-        """Count the calls of some parts, by their ids, no more."""
+        """Stop counting the calls of the parts with these ids."""
         with self._lock:
             self._tallies = {key: t for key, t in self._tallies.items() if key not in parts}
             for place, tallies in self.places.items():
@@ -259,7 +260,7 @@ class Watch:
             for key, tally in self._tallies.items():
                 since = tally.seen - before.get(key, tally.seen)
                 if since <= tally.seen_when_missed.get(id(root), -1):
-                    tally.miss()  # as in the first call
+                    tally.miss()  # as the first call did
 
     def end_first_round(
         self,
@@ -289,7 +290,7 @@ class Watch:
     # --- backward passes --------------------------------------------------------------------
 
     def reached(self) -> None:
-        """A backward pass is at a node of ours: expect its end."""
+        """A backward pass has reached a hooked node: note its state, and ask torch for its end."""
         task = torch._C._current_graph_task_id()
         with self._lock:
             if task in self._passes or not self.active:
@@ -353,7 +354,7 @@ class _Hook:
         return inert, ()
 
     def is_on(self, module: nn.Module) -> bool:
-        """False in compiled code, which would break its graph here."""
+        """False in compiled code, where the call would break the graph, and in a replica."""
         return self.watch.active and not in_compiled_code() and "_is_replica" not in vars(module)
 
 
@@ -400,28 +401,28 @@ class _PassEnd:
             if watch is not None:
                 watch.drop_pass(self.task)
         except Exception:
-            pass  # contextlib may be gone at exit
+            pass  # contextlib.suppress() may be gone at exit
 
 
 # --- the first call -------------------------------------------------------------------------
 
 
 class _FirstCall:
-    """Stands before the hooks of a root until it has returned once, to watch its operations."""
+    """Takes the calls of a root until one has returned, and watches the operations of each."""
 
     def __init__(self, watch: Watch, model: nn.Module) -> None:
         self.watch = watch
         self.model = weakref.ref(model)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Most modules leave it out of their copies, but not parametrized ones.
+        # nn.Module leaves this attribute out of copies, but parametrized modules do not.
         return type(None), ()
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         model = self.model()
         if torch.compiler.is_compiling() and model is not None:
             return model._call_impl(*given, **named)
-        module = sys._getframe(1).f_locals.get("self")  # a replica has this object too
+        module = sys._getframe(1).f_locals.get("self")  # replicas have this object too
         if not isinstance(module, nn.Module) or vars(module).get(_FIRST) is not self:
             module = model
         assert module is not None
@@ -447,7 +448,7 @@ class _Probe(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True  # what compiles in the call stays compiled
+        return True  # compiled code in the call stays compiled
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -458,7 +459,7 @@ class _Probe(TorchDispatchMode):
         self, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # A view reads nothing, and a lookup a few rows.
+        # A view reads nothing, and an embedding reads only a few rows.
         if not getattr(func, "is_view", False) and "embedding" not in str(func):
             for value in (*args, *kwargs.values()):
                 for each in value if isinstance(value, list | tuple) else (value,):

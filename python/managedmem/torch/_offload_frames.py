@@ -1,8 +1,8 @@
-"""Parts that offload() streams: homes on the host, frames on the device, and the change of both.
+"""Parts that offload() streams: homes on the host, frames on the device, and the change between.
 
 The tensors of a part keep their storages. While a part is in use, its storages point to a frame,
-else to their home: views and saved tensors follow, because torch reads the pointer whenever it
-queues work. The pointer lies in a private struct of torch, in a word that is found by a trial.
+and otherwise to the home. Views and saved tensors follow, because torch reads the pointer whenever
+it queues work. The pointer is a word of a private struct of torch, which a trial finds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from managedmem.torch._offload_seen import DataWatch
 
 _DLPACK_CUDA = 2
 _TRIALS = 4
-_UNKNOWN = -1  # count of writes
-_WORDS = 16  # of the struct behind a storage, among which the pointer is
+_UNKNOWN = -1  # a count of writes that differs from all others
+_WORDS = 16  # of the struct behind a storage; one of them is the pointer
 
 
 class Span:
-    """Bytes of a slab as torch reads them; keeps the slab."""
+    """Bytes of a slab, from which torch makes tensors. It keeps the slab."""
 
     def __init__(self, slab: _Slab, offset: int, nbytes: int) -> None:
         self.slab = slab
@@ -59,10 +59,10 @@ class Span:
 
 
 def _on_another(tensor: Tensor, device: int) -> Tensor:
-    """The same memory as a tensor of a device for which it was not page-locked first.
+    """The same memory as a tensor of another device than the one it was page-locked for first.
 
-    By its address, torch takes it for memory of that first device, and copies it. A tensor of
-    DLPack says its device: in the words of the struct behind its address.
+    By the address alone, torch would take it for memory of that first device, and copy it. A DLPack
+    struct names the device in the words behind the address, so these are changed.
     """
     capsule = tensor.__dlpack__()
     address = ctypes.pythonapi.PyCapsule_GetPointer
@@ -77,8 +77,9 @@ def _on_another(tensor: Tensor, device: int) -> Tensor:
 
 @cache
 def _word_of_pointer() -> int | None:
-    """The index of the word with the pointer; None if this torch has it elsewhere."""
-    # Several at a time: the words behind a struct may have its pointer too, from an earlier one.
+    """The index of the word that is the pointer; None if this torch has the pointer elsewhere."""
+    # Several structs are compared: the words behind one may have its pointer too, left there by an
+    # earlier struct.
     memory = [(ctypes.c_uint8 * 64)(*[7] * 64) for _ in range(_TRIALS)]
     bases = [torch.frombuffer(each, dtype=torch.uint8) for each in memory]
     structs = [(ctypes.c_uint64 * _WORDS).from_address(b.untyped_storage()._cdata) for b in bases]
@@ -103,7 +104,7 @@ def can_move_storages() -> bool:
 
 
 def _pointer_of(storage: torch.UntypedStorage) -> ctypes.c_uint64:
-    """The pointer of a storage, which must be kept."""
+    """The pointer in the struct of a storage. The caller must keep the storage."""
     index = _word_of_pointer()
     assert index is not None
     return ctypes.c_uint64.from_address(storage._cdata + 8 * index)
@@ -136,10 +137,10 @@ class FramedPart:
         is_unwatched: bool,
         in_round: Callable[[], bool] | None = None,
     ) -> None:
-        """Watch for writes through `data` in uses, and outside of them while `in_round()`."""
+        """With `in_round`, watch for writes through `data`, in uses and while in_round()."""
         self.frames = frames
         self.slab = slab
-        self.is_shared = slab.is_shared  # with processes for which nothing may be written there
+        self.is_shared = slab.is_shared  # with other processes: nothing may be written at home
         self.start = slab.handle + offset
         self.storages = list(storages)
         self.pointers = [(_pointer_of(s), s.data_ptr() - self.start) for s in self.storages]
@@ -151,18 +152,18 @@ class FramedPart:
         self.uses: list[FrameUse] = []  # open ones, the latest one last
         self.written: set[int] = set()  # the numbers of uses whose frames were written
         self.is_unwatched = is_unwatched  # its uses may write in a way that torch does not count
-        me = weakref.ref(self)  # which keeps the watch
+        me = weakref.ref(self)  # weak: self keeps the watch
         self.in_round = in_round
         self.data = DataWatch(every if in_round else (), lambda data: _note_write(me, data))
-        self.is_below = False  # a module whose calls may write it through `data` at home
+        self.is_below = False  # True if calls of a module around it may write through `data`
         self.is_settled_later = False  # by a backward pass that has stepped it
-        self.lock = threading.RLock()  # a collection may end uses in it
+        self.lock = threading.RLock()  # a collection while it is held may end uses
         self.writes = self._count_writes()
 
     def acquire(self, stream: int | None, writes: bool, in_python: bool = False) -> FrameUse | None:
         """Let the tensors point to a frame for work on the stream; None if they stay at home.
 
-        The caller must release() the result. Reads of `data` are seen in a use `in_python`.
+        The caller must release() the result. With `in_python`, the use notices reads of `data`.
         """
         with self.lock:
             if self.data.keeps_data():
@@ -170,7 +171,7 @@ class FramedPart:
             was_read = self.data.was_read or (self.is_below and not in_python)
             if not self.uses and (was_read or self._count_writes() != self.writes):
                 self.note_writes(stream)
-        held: list[int] = []  # changed in calls of the engine, between which signals come
+        held: list[int] = []  # changed in C, where no signal interrupts
         use = None
         try:
             (address,) = self.frames.acquire([self.number], writes, stream or 0, held)
@@ -189,10 +190,10 @@ class FramedPart:
         return use
 
     def release(self, use: FrameUse, stream: int | None, written: bool) -> bool:
-        """End a use; True if the part is on its way home, for which settle() waits.
+        """End a use; True if the part is on its way home. settle() waits for its arrival.
 
-        If the driver refuses, the part stays in its frame. A part that is shared stays as it is at
-        home: its frame is dropped.
+        If the driver refuses, the part stays in its frame. A part that is shared is never written
+        at home: its written frame is dropped.
         """
         with self.lock:
             self._note_counted()
@@ -204,7 +205,7 @@ class FramedPart:
             try:
                 self.frames.release(held, sends, stream or 0, False)
             finally:
-                if not held:  # even if a signal came after it
+                if not held:  # released, even if a signal came then
                     if ends_writes:
                         self.written.discard(use.number)
                     self._remove(use)
@@ -213,19 +214,19 @@ class FramedPart:
         return sends
 
     def _note_counted(self) -> None:
-        """Count writes that torch has seen since as writes of the tensors' present frame."""
+        """Note writes that torch has counted since as writes of the frame that the tensors use."""
         if self.uses and (counted := self._count_writes()) != self.writes:
             self.written.add(self.uses[-1].number)
             self.writes = counted
 
     def _remove(self, use: FrameUse | None) -> None:
-        """Forget a use, if it is known; the tensors point to the frame of the latest other one."""
+        """Forget a known use. The tensors point to the frame of the latest other one, or home."""
         with self.lock:
             self.uses = [each for each in self.uses if each is not use]
             self._point_to(self.uses[-1].address if self.uses else self.start)
 
     def follow(self, tensor: Tensor) -> None:
-        """Watch another tensor of the part for writes too, including those before this call."""
+        """Watch another tensor of the part for writes. Its writes before this call count, too."""
         if not tensor.is_inference():
             with self.lock:
                 self.tensors.append(tensor)
@@ -247,13 +248,13 @@ class FramedPart:
             self.frames.changed(self.number, stream or 0)
 
     def leave_frames(self) -> None:
-        """Give back the part's number. No use is open, and none may come."""
+        """Give the part's number back. No use may be open, and none may begin later."""
         self.data.end()
         with contextlib.suppress(CUDAError):
             self.frames.remove([self.number])
 
     def go_home(self, place: torch.device) -> None:
-        """Let the tensors point home; a part for which the driver refused the way is copied."""
+        """Let the tensors point home. Contents that the driver refused to send home are copied."""
         with self.lock:
             for storage, (_, offset) in zip(self.storages, self.pointers, strict=True):
                 if storage.data_ptr() != self.start + offset and not self.is_shared:
@@ -271,9 +272,10 @@ class FramedPart:
 
 
 def _note_write(ref: weakref.ref[FramedPart], data: Tensor | None) -> None:
-    """Note a write that torch does not count. A `data` that was read may be kept for later ones.
+    """Note a write that torch does not count, or a read of `data`, through which writes may come.
 
-    Between rounds only one that is kept matters, because each round loads what is at home then.
+    Between rounds, a read matters only if its `data` is kept, because each round loads what is at
+    home when it begins.
     """
     part = ref()
     if part is not None and part.in_round is not None:
@@ -284,15 +286,15 @@ def _note_write(ref: weakref.ref[FramedPart], data: Tensor | None) -> None:
                 if data is not None:
                     part.data.was_read = part.is_unwatched = True
             elif data is not None and not part.data.was_read:
-                part.data.keeps_data()  # forgets the others
+                part.data.keeps_data()  # forgets those that are gone
                 part.data.kept.append(weakref.ref(data))
 
 
 def end_use(use: FrameUse, stream: int | None, written: bool = False) -> None:
-    """Release a part, which a refusal of the driver does not prevent.
+    """Release a part, and ignore a refusal of the driver.
 
-    Reads at home then follow its copy there, except after uses that are known to write: their
-    caller settles them together.
+    Later work on the stream follows the copy home, if there is one. Callers whose uses are known to
+    write settle these together instead.
     """
     part = use.part
     with contextlib.suppress(CUDAError):

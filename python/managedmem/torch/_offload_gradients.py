@@ -53,18 +53,18 @@ class GradientRoom:
         self.passing_bytes = 0
         self.waiting: list[_Passing] = []  # those whose copies are still to be queued
         self.waiting_bytes = 0
-        self.refused = False  # memory for all
+        self.refused = False  # True once memory for all gradients was refused
         self.task = -1  # the backward pass that will call settle() at its end
-        self.lock = threading.RLock()  # a garbage collection under it may call remove()
+        self.lock = threading.RLock()  # a collection while it is held may call remove()
 
     def provide(self, home: GradientHome, nbytes: int) -> None:
-        """Give a gradient a place of this size; the first one takes memory for all that train."""
+        """Give a gradient a place of this size. The first call takes memory for all that train."""
         with self.lock:
             if home.base is None and not self.refused:
                 waiting = [h for ref in self.homes if (h := ref()) is not None and h.waits()]
                 try:
                     self._allocate([(each, each.parameter.nbytes) for each in waiting])
-                except (CUDAError, MemoryError):  # one alone may have room
+                except (CUDAError, MemoryError):  # a single one may have room
                     self.refused = True
             if home.base is None or home.base.numel() != nbytes or home.is_kept():
                 self._allocate([(home, nbytes)])
@@ -77,7 +77,7 @@ class GradientRoom:
             home.place(Span(slab, offset, nbytes), self.target)
 
     def send(self, home: GradientHome, grad: Tensor) -> None:
-        """Copy a gradient to its place, and let it lie there once the stream has waited."""
+        """Copy a gradient home. It has its memory there once the stream has waited for the copy."""
         source = grad.data
         if self.outward is None:
             home.copy_from(source)
@@ -99,7 +99,7 @@ class GradientRoom:
         self.settle(self.share.may_pass if is_told else 0)
 
     def _queue_copies(self) -> None:
-        """Queue the copies that wait: the calls for one take longer than those for some more."""
+        """Queue the waiting copies together, which takes less time than to queue each by itself."""
         assert self.outward is not None
         waiting, self.waiting, self.waiting_bytes = self.waiting, [], 0
         for stream in {entry.stream for entry in waiting}:
@@ -123,7 +123,7 @@ class GradientRoom:
     def _finish(
         self, entry: _Passing, followed: list[tuple[torch.cuda.Event, torch.cuda.Stream]]
     ) -> None:
-        """Let a gradient lie at home; `followed` has the copies that streams wait for already."""
+        """Let a gradient lie at home. `followed` has the copies that streams wait for already."""
         if entry.copied is None:
             self._queue_copies()
         assert entry.copied is not None
@@ -159,7 +159,7 @@ class Settled(Protocol):
     """Work that a stream waits for at the end of a backward pass."""
 
     def settle(self) -> None:
-        """Let the current stream wait for it."""
+        """Let the current stream wait for the work."""
 
 
 class EndOfPass:
@@ -181,7 +181,7 @@ class EndOfPass:
                 with torch.cuda.stream(self.stream):
                     self()
         except Exception:
-            pass  # contextlib may be gone at exit
+            pass  # contextlib.suppress() may be gone at exit
 
 
 class GradientHome:
@@ -191,19 +191,19 @@ class GradientHome:
         self.parameter = parameter
         self.room = room
         self.base: Tensor | None = None
-        self.host: Tensor | None = None  # the same bytes for copies
-        # Tensors like the parameter over both.
+        self.host: Tensor | None = None  # the same bytes as a CPU tensor, for copies
+        # Tensors with the layout of the parameter, over `base` and over `host`.
         self.usual: tuple[Tensor, Tensor] | None = None
         self.alone = 0  # _users(base) while nothing else refers to it
         self.latest: _Passing | None = None
         self.failures = 0
         self.active = True
-        self.lock = threading.RLock()  # a garbage collection under it may call remove()
+        self.lock = threading.RLock()  # a collection while it is held may call remove()
         room.homes.append(weakref.ref(self))
         self.handle = _hooked(parameter, _GradientHook(self))
 
     def __call__(self, parameter: Tensor, is_older: bool = False) -> None:
-        """Move a new gradient home; a gradient at home has accumulated there.
+        """Move a new gradient home. A gradient that is there has accumulated in place.
 
         `is_older`: the gradient was made before the latest backward pass.
         """
@@ -255,7 +255,7 @@ class GradientHome:
             self.host.copy_(_bytes_of(source), non_blocking=True)
 
     def shown(self, source: Tensor) -> Tensor:
-        """A tensor like a gradient, over its place."""
+        """A tensor with the layout of a gradient, over its place."""
         assert self.base is not None
         if self._is_usual(source):
             assert self.usual is not None
@@ -263,7 +263,7 @@ class GradientHome:
         return _on(self.base, source, 0)
 
     def _is_usual(self, source: Tensor) -> bool:
-        """True for a gradient like its parameter."""
+        """True for a gradient with the dtype, shape and strides of its parameter."""
         if self.usual is None or source.is_inference():
             return False
         usual = self.usual[0]
@@ -293,7 +293,7 @@ class GradientHome:
 
 
 class _GradientHook:
-    """A hook of a parameter, through which the garbage collector cannot see: torch's C++ has it."""
+    """A hook with a weak reference: the collector cannot see cycles through torch's C++."""
 
     def __init__(self, home: GradientHome) -> None:
         self.home = weakref.ref(home)
@@ -311,7 +311,7 @@ def _hooked(parameter: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandl
     """Hook a parameter, which may begin to require gradients later."""
     required = parameter.requires_grad
     try:
-        parameter.requires_grad_(True)  # torch refuses hooks of others
+        parameter.requires_grad_(True)  # else torch refuses the hook
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
         return handle
     finally:
@@ -334,10 +334,10 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 def _is_shared(grad: Tensor, is_older: bool) -> bool:
     """True if the caller has the memory too, such as a flat buffer.
 
-    A new gradient may share memory with others that torch made in this pass, so only older ones
-    are counted: those from before it, and those that were added to.
+    A new gradient may share memory with other gradients of this pass. So references are counted
+    only for a gradient from before the pass, and for one that was added to.
     """
-    if grad._is_view():  # torch makes none
+    if grad._is_view():  # torch makes no such gradients
         return True
     if not (is_older or grad.is_inference() or grad._version > 0):
         return False

@@ -1,8 +1,8 @@
-"""The calls of modules, announced to the frames: acquire before, release after.
+"""Announces the calls of modules to the frames: acquires parts before a call, releases them after.
 
-Forward calls are bracketed by module hooks. A backward pass meets a module when it reaches the node
-of its output, and leaves it when it reaches another module's, or ends. Hooks change no tensor, so
-modules that work in place keep working.
+Hooks of modules surround forward calls. A backward pass enters a module when it reaches a node of
+the module's output. It leaves the module when it reaches a node of another one, or ends. Hooks
+change no tensor, so modules that work in place keep working.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class _Uses:
 
     def __init__(self) -> None:
         self.open: list[_Use] = []
-        self.task: int | None = None  # the backward pass whose end has been asked for
-        self.in_round = False  # in compiled code
+        self.task: int | None = None  # the backward pass that calls back at its end
+        self.in_round = False  # True in a round that compiled code began
 
     def end_last(self) -> None:
         """Release the last use. Other threads may do the same: each use ends once."""
@@ -121,7 +121,7 @@ class _Uses:
             self.end_last()
 
     def end_backward(self) -> list[Site]:
-        """Release the uses of a backward pass, and return their places."""
+        """Release the uses of a backward pass, and return their sites."""
         left: list[Site] = []
         while self.open and self.open[-1].backward:
             left.append(self.open[-1].site)
@@ -130,9 +130,9 @@ class _Uses:
 
     def __del__(self) -> None:
         try:  # noqa: SIM105
-            self.end_all()  # of a set that is closed, perhaps
+            self.end_all()  # the frames may be closed
         except Exception:
-            pass  # contextlib may be gone at exit
+            pass  # contextlib.suppress() may be gone at exit
 
 
 class _PassEnd:
@@ -163,7 +163,7 @@ class _PassEnd:
         try:  # noqa: SIM105
             self._end()
         except Exception:
-            pass  # contextlib may be gone at exit
+            pass  # contextlib.suppress() may be gone at exit
 
 
 class Versions:
@@ -186,12 +186,12 @@ class Versions:
         ]
 
     def leave_out(self, gone: set[int]) -> None:
-        """Let the tensors with these ids be written: they are known to have left the model."""
+        """Allow writes to the tensors with these ids, which have left the model."""
         for key, watched in self._parts.items():
             self._parts[key] = [each for each in watched if id(each[0]) not in gone]
 
     def drop(self, part: Part) -> None:
-        """Forget a part, before its id may be another's."""
+        """Forget a part, before another object may get its id."""
         self._parts.pop(id(part), None)
 
     def check(self, part: Part) -> None:
@@ -202,7 +202,7 @@ class Versions:
                 raise RuntimeError(text.format(name))
 
     def written(self, shared: set[int]) -> tuple[list[str], list[str]]:
-        """The names of tensors that were written in other parts, and in parts with these ids."""
+        """The names of written tensors: outside of the parts with these ids, and in them."""
         written: tuple[list[str], list[str]] = [], []
         for key, watched in self._parts.items():
             names = (name for tensor, name, version in watched if tensor._version != version)
@@ -244,7 +244,7 @@ def _in_functional_call() -> bool:
 
 
 class Places:
-    """Owners of streamed tensors, to warn once when offload() cannot stream them."""
+    """Where streamed tensors were, to warn once of one that has moved or has a gradient."""
 
     def __init__(self, has_optimizer: bool, read_only: bool) -> None:
         self._owners: dict[int, tuple[dict[str, nn.Parameter | None], str]] = {}
@@ -262,7 +262,7 @@ class Places:
                     self._owners[id(parameter)] = module._parameters, key
 
     def leave_out(self, gone: set[int]) -> None:
-        """Stop looking at the tensors with these ids: they are known to have left the model."""
+        """Stop looking at the tensors with these ids, which have left the model."""
         for key, places in self._parts.items():
             self._parts[key] = [place for place in places if id(place.tensor) not in gone]
 
@@ -276,7 +276,7 @@ class Places:
         ]
 
     def drop(self, part: Part) -> None:
-        """Forget a part, before its id may be another's."""
+        """Forget a part, before another object may get its id."""
         self._parts.pop(id(part), None)
 
     def check_places(self, site: Site) -> None:
@@ -290,7 +290,7 @@ class Places:
                     return
 
     def check_gradients(self, sites: list[Site]) -> None:
-        """Warn of a gradient that is not in the budget, after a part of a backward pass."""
+        """Warn of a gradient outside of the budget, when a backward pass has left these sites."""
         if self._watches_gradients:
             for place in (place for site in sites for place in self._places(site)):
                 tensor = place.tensor
@@ -324,14 +324,14 @@ class Announcer:
         self.target = target
         self.place = target.place
         self.groups = groups  # by the id of a part
-        self.sliced: dict[int, SlicedPart] = {}  # the same
+        self.sliced: dict[int, SlicedPart] = {}  # by the id of a part
         self.frames: _Frames | None = None
         self.versions = versions
         self.places = places
         self.is_read_only = is_read_only
         self.active = True
         self.watch: Watch | None = None
-        # Uses of parts that have no frames; threads may lose some.
+        # Counts of uses without frames. Threads that count at once may lose some.
         self.on_device = self.at_home = 0
         self.in_graphs = can_announce()
         self.rounds = 0  # under way
@@ -356,7 +356,7 @@ class Announcer:
         return [before, after]
 
     def start(self) -> None:
-        """Begin a lasting round if nothing is written: frames keep their contents."""
+        """If nothing is written, begin a round that lasts, in which frames keep their contents."""
         if self.is_read_only and self.frames is not None:
             self.frames.begin_round(self.target.stream() or 0)
 
@@ -379,7 +379,7 @@ class Announcer:
         return self.rounds > 0
 
     def begin_compiled_round(self) -> None:
-        """Begin a round in compiled code, which has no way to end it after an exception."""
+        """Begin a round in compiled code, and end one that an exception has left open."""
         self.end_compiled_round()
         self._uses().in_round = True
         self.begin_round()
@@ -407,8 +407,8 @@ class Announcer:
         """
         uses = self._uses()
         left: list[Site] = []
-        # A call that is open here but does not contain this one ended by an exception that
-        # skipped its hook, or belongs to a backward pass that has gone on.
+        # An open call that does not contain this one has ended: by an exception that skipped its
+        # hook, or because its backward pass has gone on.
         while (last := uses.open[-1] if uses.open else None) is not None and (
             id(last.site.module) not in site.around
         ):
@@ -530,7 +530,7 @@ class _Hook:
         return inert, ()
 
     def happen(self, event: int) -> None:
-        """An event in compiled code."""
+        """Announce an event; an operator in compiled code calls this."""
         announcer, site = self.announcer, self.site
         if not announcer.active:
             return
@@ -591,13 +591,13 @@ class _After(_Hook):
                 untraced(_end)(self.announcer, self.site, output)
 
 
-# A graph of such a call alone would not have the nodes of the output.
+# If torch.compile compiled such a call alone, its graph would lack the nodes of the output.
 for _call in (_RoundBegin.__call__, _RoundEnd.__call__, _Before.__call__, _After.__call__):
     leave_to_python(_call)
 
 
 class _Reached:
-    """A hook of a node, through which the garbage collector cannot see: torch's C++ has it."""
+    """A hook with weak references: the collector cannot see cycles through torch's C++."""
 
     def __init__(self, announcer: Announcer, site: Site) -> None:
         self.announcer = weakref.ref(announcer)
@@ -610,19 +610,19 @@ class _Reached:
 
 
 def _apart(announcer: Announcer, site: Site | None, event: int, value: object) -> None:
-    """Announce from Python: torch.compile leaves this call to it, between two graphs."""
+    """Announce in Python, between two graphs: torch.compile does not trace this function."""
     if event in (BEGIN, ENTER):
         untraced(_begin)(announcer, site, False)
     else:
         untraced(_end)(announcer, site, value)
 
 
-# The text is in the error of fullgraph=True.
+# torch.compile(fullgraph=True) has this text in its error.
 vars(_apart)["_torchdynamo_disable"] = True
 vars(_apart)["_torchdynamo_disable_msg"] = _BREAKS
 
 
-# Few functions, and none that is bound: torch.compile makes guards for each, and they are kept.
+# Few functions, and no bound methods: torch.compile makes guards for each one, and keeps them.
 def _begin(announcer: Announcer, site: Site | None, in_python: bool) -> None:
     if site is None:
         announcer.end_compiled_round()

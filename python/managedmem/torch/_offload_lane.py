@@ -53,7 +53,7 @@ _TRAINED = (
 
 
 class DeviceLane:
-    """The streamed parts of one device."""
+    """One device of an offloaded model: its parts, their memory, and the hooks."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class DeviceLane:
         self._chosen = weakref.WeakSet(m for m in own.module.modules() if id(m) in chosen)
         all_blocks = _blocks(own.tensors, own.target.place)
         total = sum(size_of(block) for block in all_blocks)
-        self.room = budget  # for parameters
+        self.room = budget  # the bytes for parameters
         self._share: Share | None = None
         if optimizer is not None:
             self._share = Share(optimizer, [t for _, t in own.tensors], total, budget)
@@ -83,7 +83,7 @@ class DeviceLane:
             own.module, all_blocks, self._written(), self.room, chosen, asked, read_only
         )
         self.moved: list[Moved] = []
-        # Tensors without elements are in no block: what they had before.
+        # Tensors without elements, which are in no block, with their data from before.
         self._empty_before: list[tuple[Tensor, Tensor]] = []
         self.groups: dict[int, FramedPart] = {}
         self.steps: dict[int, StepPart] = {}  # by the id of a part
@@ -98,7 +98,7 @@ class DeviceLane:
 
     @property
     def share(self) -> Share:
-        """The division of the budget, if an optimizer trains."""
+        """The division of the budget; only with an optimizer."""
         assert self._share is not None
         return self._share
 
@@ -119,7 +119,7 @@ class DeviceLane:
         self._empty_before += before
 
     def empty_returns(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The tensors without elements, with what they had before."""
+        """Yield the tensors without elements, each with its data from before."""
         for tensor, before in self._empty_before:
             if tensor.numel() == 0:  # else the caller has given it contents
                 yield tensor, before
@@ -141,7 +141,7 @@ class DeviceLane:
             self.places.note(part)
             if self.read_only or part.is_shared:
                 self.versions.watch(part)
-        self.target.wait()  # other streams use it too
+        self.target.wait()  # other streams will use the memory, too
         for site in plan.sites:
             self.hooks += self.announcer.attach(site)
         self._note_writers(
@@ -159,7 +159,7 @@ class DeviceLane:
                 self.groups[id(part)].is_below = True
 
     def _bring_home(self, plan: Plan) -> dict[int, tuple[_Slab, int]]:
-        """The home of each streamed part by its id: memory with an offset."""
+        """Bring the streamed parts home; return the slab and offset of each, by the part's id."""
         homes = {
             id(part): home
             for part in plan.streamed
@@ -202,7 +202,7 @@ class DeviceLane:
                 self.announcer.add_slices(part, slab, offset)
 
     def watch(self, watch: Watch, left: Container[int] = ()) -> None:
-        """Count the calls of the streamed parts, except those that have left, by their ids."""
+        """Count the calls of the streamed parts, except the parts with the ids in `left`."""
         self.announcer.watch = watch
         acquired = {id(part) for site in self.plan.sites for part in site.parts}
         for part in (part for part in self.plan.streamed if id(part) not in left):
@@ -212,7 +212,7 @@ class DeviceLane:
     # --- what comes later -----------------------------------------------------------------
 
     def present(self) -> Iterator[tuple[Part, _Piece, Tensor]]:
-        """The tensors that have the memory that their part gave them."""
+        """Yield the tensors that still have the memory of their part."""
         for part in (*self.plan.resident, *self.plan.streamed):
             for piece in (piece for block in part.blocks for piece in block.pieces):
                 memory = piece.storage._cdata
@@ -221,7 +221,7 @@ class DeviceLane:
                         yield part, piece, tensor
 
     def origins(self) -> Iterator[tuple[int, torch.device]]:
-        """The memory that tensors have got here, and the device where it is to return."""
+        """Yield the storage of each moved block, and the device to which its tensors return."""
         for entry in self.moved:
             yield entry.base.untyped_storage()._cdata, entry.origin
 
@@ -241,7 +241,7 @@ class DeviceLane:
         return others
 
     def let_go(self) -> None:
-        """Forget the tensors that have other memory than their part gave them."""
+        """Forget the tensors that no longer have the memory of their part."""
         for part, tensors in self._left():
             for piece in (piece for block in part.blocks for piece in block.pieces):
                 piece.keep({id(t) for t in tensors})
@@ -313,7 +313,7 @@ class DeviceLane:
         return [*plan.resident, *plan.streamed]
 
     def _take_out(self, plan: Plan, moved: int, hooks: int) -> None:
-        """Undo _place(), before which there were so many moved blocks and hooks."""
+        """Undo _place(). `moved` and `hooks` count the moved blocks and the hooks before it."""
         for hook in self.hooks[hooks:]:
             hook.remove()
         move_back(self.moved[moved:])
@@ -331,7 +331,7 @@ class DeviceLane:
     # --- memory that comes and goes -------------------------------------------------------
 
     def memory(self, is_suspended: bool) -> list[_Frames | _Slab]:
-        """The memory of the device that is suspended, or else the memory that is not."""
+        """The device memory that is suspended, or with False the memory that is not."""
         frames: list[_Frames | _Slab] = []
         if self.frames is not None:
             counts, _ = self.frames.stats()

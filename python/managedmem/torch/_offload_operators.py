@@ -1,9 +1,10 @@
 """Operators with which a graph of torch.compile announces the calls of modules, without a break.
 
-Owns their schemas, and the order that they have among the kernels of a graph. Compilers order work
-by data: an operator claims to change the activations at its place, and a token that all operators
-of a graph share, so that kernels stay on their side of it. It changes nothing, and no gradient
-knows of it. A kernel on the wrong side would read the memory at home: slow, but right.
+Owns the schemas of these operators, and their order among the kernels of a graph. Compilers order
+work by its data. So an operator claims to change the activations at its place, and also a token
+that all operators of a graph share: kernels then stay before or behind it. In fact it changes
+nothing, and autograd ignores it. A kernel on the wrong side would read the memory at home, which is
+slow, but right.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ class Point(Protocol):
 
 _points: weakref.WeakValueDictionary[int, Point] = weakref.WeakValueDictionary()
 _keys = itertools.count(1)
-_tokens: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by the trace
+_tokens: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by the tracing mode
 
 
 def can_announce() -> bool:
     """True if this torch can have the operators in its graphs.
 
-    It must tell compilation from export. The guards of older ones find hooks in another order than
-    they are called, and fail.
+    torch must tell compilation from export. In older versions, guards find hooks in another order
+    than that of their calls, and fail.
     """
     recent = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
     return recent and hasattr(torch.compiler, "_is_exporting_flag")
 
 
 def key_of(point: Point) -> int:
-    """A number for a point, which operators have in its place; the point lives on its own."""
+    """The number by which operators name a point. It does not keep the point alive."""
     key = next(_keys)
     _points[key] = point
     return key
@@ -59,7 +60,7 @@ def announce(key: int, place: torch.device, event: int, value: object) -> bool:
     tensors = _tensors(value)
     if not tensors and event in (ENTER, LEAVE):
         return False
-    if event == ENTER:  # the work of a call follows what it gets
+    if event == ENTER:  # one is enough: the work of a call follows its arguments
         tensors = [t for t in tensors if t.is_floating_point()][:1] or tensors[:1]
     torch.ops.managedmem.announce(tensors, key, event, place)
     return True
@@ -116,21 +117,21 @@ def _sides(tensors: Iterable[Tensor], event: int) -> tuple[list[Tensor], list[Te
     after: list[Tensor] = []
     before: list[Tensor] = []
     for tensor in {id(t): t for t in tensors}.values():
-        # Writing memory that a backward pass needs would copy it.
+        # A claimed write of memory that a backward pass needs would make a copy of it.
         is_saved = event == ENTER and tensor.requires_grad and torch.is_grad_enabled()
         (before if is_saved or not _is_made_in_graph(tensor) else after).append(tensor)
     return after, before
 
 
 def _order(after: object, before: object, token: object, key: int, event: int) -> None:
-    """Announce: what runs in place of a kernel."""
+    """Announce an event. This runs in place of a kernel."""
     point = _points.get(int(key))
-    if point is not None:  # the model is offloaded
+    if point is not None:  # None once the model is not offloaded any more
         point.happen(event)
 
 
 def _nothing(*arguments: object) -> None:
-    """An operator while shapes are inferred."""
+    """The operator while shapes are inferred: it has no outputs."""
 
 
 def _is_functional(tensor: Tensor) -> bool:

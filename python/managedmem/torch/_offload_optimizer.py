@@ -1,12 +1,12 @@
 """Optimizer state that lives on the host while a module is offloaded, and the step in parts.
 
-An optimizer that updates each parameter by itself steps part by part. State and gradients of a
-part visit a ring of scratch on the device where the budget has room for it, and are else read and
-written over the bus. State lies in page-locked memory, because the two copy engines of a device
+An optimizer that updates each parameter by itself steps part by part. If the budget has room for a
+ring of scratch on the device, state and gradients of a part visit it. Otherwise the step reads and
+writes them over the bus. State lies in page-locked memory, because the two copy engines of a device
 move it in both directions at once, which kernels do not.
 
 If a step raises, the parts that were stepped keep the step, the uses of the part under way end, and
-the later parts are not updated. `_offload_backward_step` says the same of backward passes.
+the later parts are not updated. The same holds for steps in backward passes.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ _BY_PARAMETER = {
     optim.ASGD,
     optim.Rprop,
 }
-# The others raise for sparse gradients.
+# Those that take sparse gradients; the others raise for them.
 _TAKE_SPARSE: set[type[optim.Optimizer]] = {optim.SGD, optim.Adagrad}
-_SCHEDULED = "_wrapped_by_lr_sched"  # schedulers warn about a step() that has lost it
+_SCHEDULED = "_wrapped_by_lr_sched"  # schedulers mark step() with it, and warn if the mark is gone
 _SPLIT = "_managedmem_split"  # the SplitStep behind a step()
 
 
@@ -81,7 +81,8 @@ def innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
 def can_split(optimizer: optim.Optimizer, step: Callable[..., Any], hooks: bool = False) -> bool:
     """True if parts give the same numbers, and no code of the caller would see the parts.
 
-    `step` is the optimizer's step() before offload(); `hooks`: parts do not call its hooks.
+    `step` is the optimizer's step() before offload(). `hooks`: it may have step hooks, because the
+    parts do not call them.
     """
     if type(optimizer) not in _BY_PARAMETER or not _is_own(optimizer, step):
         return False
@@ -117,7 +118,7 @@ def _is_own(optimizer: optim.Optimizer, step: Callable[..., Any]) -> bool:
 
 
 class _Link:
-    """The references of a step() that replaces the optimizer's: none keeps a model alive."""
+    """The data of a step() that replaces the optimizer's. Nothing in it keeps a model alive."""
 
     def __init__(self, split: SplitStep, optimizer: optim.Optimizer) -> None:
         self.split = weakref.ref(split)
@@ -138,7 +139,7 @@ class _Link:
         if hasattr(self.original, _SCHEDULED):
             setattr(step, _SCHEDULED, True)
         self.function = step
-        # Schedulers take the function of a method.
+        # It must be a method: schedulers read its __func__.
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def take_back(self, optimizer: optim.Optimizer) -> None:
@@ -155,7 +156,7 @@ class _Link:
 
 
 def _link_of(step: object) -> _Link | None:
-    """The link in a step(); None if a scheduler has copied it."""
+    """The link in a step(); None in a function to which a scheduler has copied the attribute."""
     function = getattr(step, "__func__", step)
     link: _Link | None = getattr(function, _SPLIT, None)
     return link if link is not None and link.function is function else None
@@ -171,7 +172,7 @@ def _ended_link(step: object) -> _Link | None:
 
 
 def _forgetting(split: weakref.ref[SplitStep]) -> Callable[[object], None]:
-    """A callback that frees the homes of state after its optimizer."""
+    """A callback for the end of the optimizer, which frees the homes of its state."""
 
     def forget(_: object) -> None:
         if (found := split()) is not None:
@@ -207,7 +208,7 @@ class Lane(Protocol):
 class SplitStep:
     """Takes the place of optimizer.step()."""
 
-    steps_all = False  # also parts whose state stays on the device
+    steps_all = False  # True: also parts whose state stays on the device
 
     def __init__(
         self, optimizer: optim.Optimizer, lanes: Sequence[Lane], gradients: Sequence[GradientHome]
@@ -215,7 +216,7 @@ class SplitStep:
         self._optimizer = weakref.ref(optimizer, _forgetting(weakref.ref(self)))
         self.lanes = lanes
         self.parts: list[StepPart] = []
-        self.ever: dict[int, StepPart] = {}  # by their ids, earlier groups included
+        self.ever: dict[int, StepPart] = {}  # all parts so far, by their ids
         self.room: dict[Target, int] = {}  # bytes of scratch on each device
         self.known: set[int] = set()  # the ids of the parameters in parts
         self.rings: dict[Target, Ring] = {}
@@ -229,7 +230,7 @@ class SplitStep:
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """Whose step() it is; during that step it is there."""
+        """The optimizer, which is alive during its step."""
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer
@@ -239,7 +240,7 @@ class SplitStep:
     ) -> None:
         """Step these lanes from now on, and parameters whose gradients have these homes.
 
-        `chosen` may step in backward passes, which this one does not do.
+        `chosen` are parameters that may step in backward passes; only BackwardStep does that.
         """
         self.lanes = lanes
         self.gradients.update((id(home.parameter), home) for home in gradients)
@@ -248,7 +249,7 @@ class SplitStep:
         self._seen = [], []
 
     def begin(self) -> None:
-        """Move the state that exists home. After an error, stop() gives step() back."""
+        """Move existing state home. After an error, stop() gives the optimizer its step() back."""
         self._follow()
         for part in self.parts:
             self._send_home(part)
@@ -300,7 +301,7 @@ class SplitStep:
         index = {key: i for i, key in enumerate(every)}
         parts: list[StepPart] = []
         rings: dict[Target, int] = {}
-        for lane in self.lanes:  # in the order of the state, in which steps go through them
+        for lane in self.lanes:  # steps go through parts in the order of the optimizer
             mine = sorted(lane.step_parts(), key=lambda part: index[id(part.parameters[0])])
             # State that has a home keeps it.
             stays = lane.share.state_stays and all(part.home is None for part in mine)
@@ -321,13 +322,13 @@ class SplitStep:
         self._seen = seen  # only now: after an interrupt, the next step follows again
 
     def _divide_room(self, lane: Lane, parts: list[StepPart]) -> int:
-        """Give state what the ring cannot use of the remaining budget. Return the ring's share."""
+        """Keep state in the room that the ring cannot use. Return the bytes of the ring."""
         largest = max(map(self._visit_size, parts), default=0)
         ring = min(lane.share.room, MOST_RING, VISITORS * largest)
         room = lane.share.room - ring
         is_known = type(self.optimizer) in _BY_PARAMETER
         sizes = [self._state_size(part) for part in parts]
-        can_stay = [is_known and part.home is None for part in parts]  # or keeps its home
+        can_stay = [is_known and part.home is None for part in parts]  # a home is kept
         for part, stays in zip(parts, spread(sizes, can_stay, room), strict=True):
             part.keeps_state = stays
         return ring
@@ -394,7 +395,7 @@ class SplitStep:
         return loss
 
     def _begin_rounds(self, rounds: ExitStack) -> None:
-        """Load parameters ahead until the end, where later work follows all copies home."""
+        """Load parameters ahead until `rounds` ends; later work then follows all copies home."""
         frames = {part.group.frames: part.target for part in self.parts if part.group is not None}
         for each, target in frames.items():
             stream = target.stream() or 0
@@ -404,7 +405,7 @@ class SplitStep:
             rounds.callback(each.settle, stream)
 
     def _refused(self) -> list[Tensor]:
-        """Parameters for which the optimizer raises: a step for them alone changes nothing."""
+        """Parameters for which the optimizer raises. A step of these alone changes nothing."""
         if type(self.optimizer) in _TAKE_SPARSE:
             return []
         every = chain.from_iterable(group["params"] for group in self.optimizer.param_groups)
@@ -454,7 +455,7 @@ class SplitStep:
             self._send_home(part)
 
     def _tell_scheduler(self) -> None:
-        """A scheduler that has wrapped the optimizer's own step() looks for a call of it."""
+        """Set the mark of a called step(), which a scheduler that has wrapped step() looks for."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
     # --- the state ------------------------------------------------------------------------
@@ -477,7 +478,7 @@ class SplitStep:
                 self.failures += 1
 
     def _note_size(self, part: StepPart) -> None:
-        """Let the ring of a device hold three visits of this size, or of slices of the part."""
+        """Let the ring of a device hold three visits of the part, or of slices of it."""
         room = self.room.get(part.target, 0)
         size = 0 if self.steps_all and part.keeps_state else self._visit_size(part)
         if size > room:  # in slices, unless these would be small
@@ -489,7 +490,7 @@ class SplitStep:
         places = sum(aligned(shard_of(p).nbytes) for p in part.parameters)
         home = part.home
         state = copies_of(self.optimizer) * places if home is None else aligned(home.host.numel())
-        return state if self.steps_all else state + places  # gradients do not visit then
+        return state if self.steps_all else state + places  # steps_all: no gradients visit
 
     def _rings(self) -> dict[Target, Ring]:
         """The scratch of each device, ready for a step."""
@@ -504,7 +505,7 @@ class SplitStep:
 
     def _make_ring(self, target: Target, size: int) -> None:
         if self.rings.pop(target, None) is not None and target.place.type == "cuda":
-            torch.cuda.empty_cache()  # the driver counts the smaller one until then
+            torch.cuda.empty_cache()  # else torch keeps the smaller ring
         if size == 0:
             return
         try:
@@ -523,7 +524,7 @@ class SplitStep:
         ]
 
     def _release(self, part: StepPart, lies: Callable[[Tensor], bool]) -> None:
-        """Give state that lies there plain memory beside its parameter."""
+        """Give state for which `lies` is true plain memory on the device of its parameter."""
         changes: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
             for parameter in part.parameters:
@@ -543,7 +544,7 @@ def _home_of(found: list[tuple[str, Tensor]], target: Target) -> StateHome:
     memory = Memory(slab, target)
     spans = [(block, memory.span(block)) for block in blocks]
     host = Span(slab, 0, memory.used).tensor(torch.device("cpu"))
-    host.zero_()  # locking takes longer for pages that are new
+    host.zero_()  # locking pages that were never touched takes longer
     slab.lock()
     entries: list[Entry] = []
     for block, span in spans:

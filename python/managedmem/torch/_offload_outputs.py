@@ -13,12 +13,15 @@ from torch.autograd.graph import Node
 
 _MOST = 10_000  # objects that are looked at in one output, the outermost first
 _CONTAINERS = (list, tuple, deque, Set)
-# They have no tensor of a call, or belong to all calls.
+# Objects of these types hold no tensor of a call, or belong to all calls.
 _OTHERS = (str, bytes, bytearray, int, float, complex, type, FunctionType, ModuleType, nn.Module)
 
 
 def nodes_of(output: Any) -> set[Node]:
-    """The nodes of the tensors in an output, even those that remain when a view is overwritten."""
+    """The nodes of the tensors in an output.
+
+    The node of a view's base is among them, because it remains when the view is overwritten.
+    """
     nodes: set[Node | None] = set()
     for tensor in tensors_in(output):
         nodes.add(tensor.grad_fn)
@@ -30,12 +33,12 @@ def nodes_of(output: Any) -> set[Node]:
 def tensors_in(output: Any) -> Iterator[Tensor]:
     """Each tensor once, at any depth, even in an output that contains itself."""
     pending: deque[Any] = deque([output])
-    seen: dict[int, Any] = {}  # keeps objects that exist only while they are looked at
+    seen: dict[int, Any] = {}  # keeps temporary objects, so that each id is of one object
     for _ in range(_MOST):
         if not pending:
             return
         value = pending.popleft()
-        kind = type(value)  # isinstance() would ask the object itself
+        kind = type(value)  # isinstance() would run code of the object
         if value is None or issubclass(kind, _OTHERS) or id(value) in seen:
             continue
         seen[id(value)] = value

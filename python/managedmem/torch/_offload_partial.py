@@ -1,6 +1,6 @@
 """A step of an optimizer for some of its parameters, which other threads do not see.
 
-An optimizer of the same class does it, with groups of its own and the same state.
+Another optimizer of the same class makes the step, with groups of its own and the same state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, optim
 
 from managedmem.torch._tensors import shard_of
 
-_OWN = ("step", "param_groups", "state")  # what the other optimizer has instead
+_OWN = ("step", "param_groups", "state")  # attributes of which the other optimizer has its own
 
 
 class PartialStep:
@@ -83,7 +83,7 @@ class Cut:
         return tensor.detach().view(-1)[self.start : self.stop]
 
     def bytes_of(self, memory: Tensor, tensor: Tensor) -> Tensor:
-        """These elements of a tensor at the start of some bytes."""
+        """The bytes of these elements, in memory that begins with the bytes of the tensor."""
         size = tensor.element_size()
         return memory[self.start * size : self.stop * size]
 
@@ -117,7 +117,7 @@ class _PartState:
                 self.before[name] = dict(self.own[name])
 
     def _name_of(self, parameter: Tensor) -> Tensor:
-        """The tensor that the other optimizer steps, of the same memory and version."""
+        """The tensor that the other optimizer steps, with the parameter's memory and version."""
         gradient = self.staged.gradients.get(id(parameter))
         cut, shard = self.staged.cut, shard_of(parameter)
         own = None if parameter.grad is None else shard_of(parameter.grad)
@@ -129,11 +129,11 @@ class _PartState:
             gradient = own if gradient is None else gradient
         else:
             return parameter
-        name.grad = gradient  # other threads see none
+        name.grad = gradient  # which other threads do not see
         return name
 
     def _own_of(self, value: Any, parameter: Tensor) -> Any:
-        """A state value for the other optimizer; a count of steps increases only once."""
+        """A state value for the other optimizer. Of several cuts, only the last counts the step."""
         value = shard_of(value) if isinstance(value, Tensor) else value
         staged = self.staged.state.get(id(value))
         cut = self.staged.cut
@@ -175,7 +175,7 @@ def _write_back(
     after: Mapping[str, Any],
     but: tuple[str, ...] = (),
 ) -> None:
-    """Make the changes between two copies of a mapping in the mapping itself."""
+    """Make the changes from `before` to `after` in `public`, except for the names in `but`."""
     for name, value in after.items():
         if name not in but and (name not in before or value is not before[name]):
             public[name] = value

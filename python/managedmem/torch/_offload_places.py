@@ -19,7 +19,7 @@ from managedmem.torch._moving import _SKEW, _Block, _copies_of, _fill, _on, _swa
 from managedmem.torch._offload_frames import Span
 
 ALIGNMENT = 512  # of the starts of blocks, as torch's own allocators have it
-_COMPARED = 16 << 20  # bytes at once
+_COMPARED = 16 << 20  # bytes that are compared at once
 _STAGED = 16 << 20  # bytes of each half of the page-locked memory for _stage()
 
 
@@ -31,7 +31,7 @@ class Target:
     place: torch.device
 
     def stream(self) -> int | None:
-        """The handle of torch's current stream there, which takes less time; None on the CPU."""
+        """The handle of torch's current stream, without a slow Stream object; None on the CPU."""
         if self.place.type != "cuda":
             return None
         handle: int = torch._C._cuda_getCurrentRawStream(self.place.index)
@@ -72,10 +72,10 @@ class Moved:
     base: Tensor  # its bytes, in a storage of their own
     origin: torch.device
     pinned: bool
-    # Where it was in managed memory, or in that of load_file().
+    # Each tensor with its earlier memory, if that was managed, or memory of load_file().
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    shared: _Slab | None = None  # where it was, if other processes have that memory too
-    slab: _Slab | None = None  # memory of the device, if it is there
+    shared: _Slab | None = None  # its memory from before, if other processes have that too
+    slab: _Slab | None = None  # its new memory, if that is on the device
 
     def is_pageable(self) -> bool:
         """True for a block that was in pageable memory of the host."""
@@ -113,7 +113,7 @@ def host_memory(target: Target, sizes: list[int]) -> tuple[_Slab, list[int]]:
         offsets.append(used)
         used += -(-size // ALIGNMENT) * ALIGNMENT
     slab = _Slab(target.device.device_id, used, True)
-    # Locking takes longer for pages that are new.
+    # Locking pages that were never touched takes longer.
     Span(slab, 0, used).tensor(torch.device("cpu")).zero_()
     slab.lock()
     return slab, offsets
@@ -122,7 +122,7 @@ def host_memory(target: Target, sizes: list[int]) -> tuple[_Slab, list[int]]:
 def move_to_device(blocks: list[_Block], target: Target, suspendable: bool) -> list[Moved]:
     """Move blocks to the device unless they are there; return the data to move them back.
 
-    With `suspendable`, those that are there move too, into memory that can be suspended.
+    With `suspendable`, blocks that are there move too, into memory that can be suspended.
     """
     away = [block for block in blocks if suspendable or not _is_there(block, target)]
     if not away:
@@ -144,7 +144,7 @@ def move_to_device(blocks: list[_Block], target: Target, suspendable: bool) -> l
 def _stage(moved: list[Moved], target: Target) -> bool:
     """Fill blocks on the device from pageable memory, through page-locked memory.
 
-    The driver takes longer for pageable memory. False if it locks none.
+    The driver takes longer to copy from pageable memory by itself. False if it locks no memory.
     """
     try:
         slab, offsets = host_memory(target, [_STAGED, _STAGED])
@@ -155,16 +155,16 @@ def _stage(moved: list[Moved], target: Target) -> bool:
         for new, old in _copies_of(entry.base, entry.block):
             for to, chunk in zip(new.split(_STAGED), old.split(_STAGED), strict=True):
                 half = next(halves)[: chunk.numel()].copy_(chunk)
-                target.wait()  # for the copy of the other half
+                target.wait()  # until the other half has been copied
                 to.copy_(half, non_blocking=True)
     target.wait()
     return True
 
 
 def home_of(blocks: list[_Block]) -> tuple[_Slab, int] | None:
-    """The memory of load_file() in which blocks lie together, and their offset there.
+    """The memory of load_file() in which blocks lie together, and their offset there; or None.
 
-    It is page-locked for all devices.
+    Such memory is page-locked for all devices.
     """
     start, end = min(block.start for block in blocks), max(block.end for block in blocks)
     if start % ALIGNMENT or end - start > sum(map(size_of, blocks)):
@@ -195,7 +195,7 @@ def _is_on_host(block: _Block) -> bool:
 
 
 def stay_home(blocks: list[_Block], slab: _Slab, target: Target) -> list[Moved]:
-    """Let the device have blocks where they lie."""
+    """Let the device use blocks where they lie."""
     if target.device.device_id != slab.device_id:
         slab.add_reader(target.device.device_id)
     moved = []
@@ -210,7 +210,7 @@ def move_home(blocks: list[_Block], target: Target) -> tuple[_Slab, list[Moved]]
     """Move blocks into consecutive page-locked memory of the host."""
     memory = Memory(_Slab(target.device.device_id, sum(map(size_of, blocks)), True), target)
     spans = [(block, memory.span(block)) for block in blocks]
-    for block, span in spans:  # before the pages are locked, which takes longer for new ones
+    for block, span in spans:  # before they are locked: locking untouched pages takes longer
         if _first_of(block).is_cpu:
             _fill(span.tensor(torch.device("cpu")), block)
     memory.slab.lock()
@@ -227,7 +227,7 @@ def _first_of(block: _Block) -> Tensor:
 
 
 def _is_there(block: _Block, target: Target) -> bool:
-    """True for memory of the GPU; on the emulated driver, frames are."""
+    """True for a block in the memory of the GPU; always False on the emulated driver."""
     tensors = (t for piece in block.pieces for t in piece.tensors)
     return target.place.type == "cuda" and all(t.device == target.place for t in tensors)
 
@@ -263,8 +263,8 @@ def _is_pinned(tensor: Tensor) -> bool:
 def move_back(moved: Iterable[Moved]) -> None:
     """Give tensors plain memory on the device where they were, with the present contents.
 
-    Those that were in managed memory, or in that of load_file(), return to it; from memory that
-    other processes have, only with the contents that it has.
+    Tensors that were in managed memory, or in memory of load_file(), return to it. If other
+    processes have that memory, the tensors return only if it has their present contents.
     """
     changes: list[tuple[Tensor, Tensor]] = []
     for entry in moved:
@@ -294,7 +294,7 @@ def _into_kept(entry: Moved, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor
 
 
 def _is_unchanged(entry: Moved, slab: _Slab) -> bool:
-    """True if a block has the bytes that are where it was."""
+    """True if a block has the same bytes as its shared memory from before."""
     start, size = entry.block.start, entry.base.numel()
     if entry.base.data_ptr() == start:
         return True

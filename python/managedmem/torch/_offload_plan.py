@@ -30,16 +30,16 @@ from managedmem.torch._offload_compiled import is_compiled
 from managedmem.torch._offload_places import ALIGNMENT, is_shared, size_of
 from managedmem.torch._targets import join_name
 
-SMALL = 4 * MIB  # modules that contain a ModuleList or ModuleDict are parts up to this size
-LARGE = 64 * MIB  # modules with submodules are not streamed as a whole above this
-_MANY = 4  # slices of a parameter of experts
+SMALL = 4 * MIB  # a module that contains a ModuleList or ModuleDict is one part up to this size
+LARGE = 64 * MIB  # above this size, a module with submodules is not one part
+_MANY = 4  # experts; with fewer, a call uses the whole parameter
 LEAST_SLICE = MIB // 4  # bytes; a load of less costs more than its way over the bus
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 # These use the parameters of their submodules, but do not call the submodules.
 _WHOLES = (nn.MultiheadAttention,)
 _UNHOOKED = (EVERYTHING, SMALL_PART)  # reasons for which calls need no announcement
 _NEAREST: tuple[Place, ...] = ("device", "frames", "home")
-_PREPARING = ("__init__", "reset_parameters", "_init_weights", "init_weights")  # before calls
+_PREPARING = ("__init__", "reset_parameters", "_init_weights", "init_weights")  # run before calls
 _LOOKUPS = (nn.Embedding.forward, nn.EmbeddingBag.forward)  # they read a few rows of their weight
 
 
@@ -49,14 +49,14 @@ class Part:
 
     name: str
     blocks: list[_Block]
-    written: bool  # by kernels between two loads
+    written: bool  # True if the optimizer or calls write it
     use: Use = "whole"
     asked: Place | None = None
     place: Place = "frames"
     reason: str = ""
-    # Code of its modules may write it in a way that torch does not count.
+    # Code of its modules may write it through `data`, which torch does not count.
     is_unwatched: bool = False
-    is_shared: bool = False  # its home may be memory of other processes too: nothing writes it
+    is_shared: bool = False  # its home may be memory of other processes, which nothing writes
     slice_nbytes: int = 0  # of a slice that can be loaded alone
 
     @property
@@ -71,7 +71,7 @@ class Site:
 
     module: nn.Module
     parts: list[Part] = field(default_factory=list)
-    sliced: list[Part] = field(default_factory=list)  # parts of which they name slices
+    sliced: list[Part] = field(default_factory=list)  # parts of which its calls name slices
     around: frozenset[int] = frozenset()  # the ids of the modules that contain it, and its own
 
 
@@ -87,7 +87,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Memory that came to a model with a plan."""
+    """Memory that came to a model after its first plan."""
 
     blocks: list[_Block]
     room: int  # the bytes of the budget that are left
@@ -111,9 +111,9 @@ def make_plan(
 ) -> Plan:
     """Cut the model into parts for a budget of bytes.
 
-    `written` has the ids of the tensors that kernels write, `chosen` the names, by id, of the
-    modules that the caller wants as parts, and `asked` the places, by id, that it wants for
-    tensors. `later` adds to an earlier plan, whose blocks are among `blocks`.
+    `written` has the ids of the tensors that the optimizer trains. `chosen` has the names, by id,
+    of the modules that the caller wants as parts, and `asked` the places, by id, that the caller
+    wants for tensors. `later` adds to an earlier plan, whose blocks are among `blocks`.
     """
     return _Cutter(model, blocks, written, budget, chosen, asked).plan(is_read_only, later)
 
@@ -175,8 +175,8 @@ class _Cutter:
         self.owned = self._owned()
         self.experts = {id(p) for module in model.modules() for p in _expert_weights(module)}
         self.seen: set[int] = set()
-        self.unwatched: set[int] = set()  # modules whose parts calls may write through `.data`
-        self.writers: dict[type, bool] = {}  # classes of modules, True for those that do so
+        self.unwatched: set[int] = set()  # modules whose calls may write parts through `.data`
+        self.writers: dict[type, bool] = {}  # by class: True if its methods read `.data`
         self.covered: dict[int, nn.Module] = {}  # the module whose call uses a module's tensors
         self.names: dict[int, str] = {}
         self.members: dict[int, list[_Block]] = {}  # the blocks of a module with a part, by its id
@@ -257,9 +257,9 @@ class _Cutter:
         return alone + together  # type: ignore[operator]
 
     def _shared_kind(self, block: _Block, unwatched: bool) -> str:
-        """What a block is in memory of other processes, if it can be used there; "" elsewhere.
+        """The kind of a block that stays in shared memory: "parameters", "buffers" or "".
 
-        Parameters lie there together, and then buffers.
+        In such memory all parameters lie together, and then the buffers.
         """
         tensors = [t for piece in block.pieces for t in piece.tensors]
         parameters = all(isinstance(t, nn.Parameter) for t in tensors)
@@ -271,12 +271,12 @@ class _Cutter:
         return "parameters" if parameters else "buffers"
 
     def _asked_for(self, block: _Block) -> Place | None:
-        """The place that the caller wants for a block; if several, the nearest to the kernels."""
+        """The place that the caller wants for a block; of several, the nearest to the kernels."""
         wanted = {self.asked.get(id(t)) for piece in block.pieces for t in piece.tensors}
         return next((place for place in _NEAREST if place in wanted), None)
 
     def _has_slices(self, block: _Block) -> bool:
-        """True for the weights of experts in one parameter: calls use those that a router names."""
+        """True for the weights of experts in one parameter, of which calls use a few slices."""
         return any(id(t) in self.experts for piece in block.pieces for t in piece.tensors)
 
     def _describe_slices(self, part: Part) -> None:
@@ -312,7 +312,7 @@ class _Cutter:
             self._cut(child, join_name(name, key), host)
 
     def _take(self, root: nn.Module, name: str, modules: list[nn.Module]) -> None:
-        """Let calls of the root use the blocks of modules."""
+        """Note that calls of the root use the blocks of the modules."""
         for module in modules:
             if id(module) in self.seen:
                 continue
@@ -359,7 +359,7 @@ class _Cutter:
         return size_of(block) <= limit and not any(isinstance(t, nn.Parameter) for t in tensors)
 
     def _small_buffers(self, blocks: list[_Block], room: float) -> list[_Block]:
-        """The small buffers among blocks for which these bytes have room."""
+        """The small buffers among the blocks that fit in `room` bytes."""
         small: list[_Block] = []
         for block in filter(self._is_small_buffer, blocks):
             if size_of(block) <= room:
@@ -405,7 +405,7 @@ def _is_sliced(part: Part) -> bool:
 def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
     """Parameters with a slice for each of many experts, of which a call uses a few."""
     cubes = [p for p in module._parameters.values() if p is not None and p.dim() == 3]
-    with contextlib.suppress(Exception):  # of a property
+    with contextlib.suppress(Exception):  # num_experts may be a property that raises
         count = getattr(module, "num_experts", 0) if cubes else 0
         if isinstance(count, int) and count >= _MANY:
             yield from (parameter for parameter in cubes if parameter.shape[0] == count)
@@ -414,7 +414,7 @@ def _expert_weights(module: nn.Module) -> Iterator[Tensor]:
 def parts_below_data(model: nn.Module, parts: Iterable[Part]) -> list[Part]:
     """The parts that calls of modules around them may write through `data`.
 
-    Adapters do so when they are merged, for instance.
+    Adapters that merge themselves into a weight do so, for instance.
     """
     part_of = {
         id(t): part for part in parts for b in part.blocks for p in b.pieces for t in p.tensors
@@ -466,9 +466,9 @@ def _is_of_torch(definition: Any) -> bool:
 
 
 def names_data(kind: type) -> bool:
-    """True if methods of a module's class read an attribute `data`, through which they may write.
+    """True if methods of a class of modules read an attribute `data`, through which they may write.
 
-    torch counts no such write. Classes of torch do not write their parameters this way in a call.
+    torch counts no such write. Classes of torch do not write parameters this way in a call.
     """
     for owner in kind.__mro__:
         if _is_of_torch(owner):
@@ -500,7 +500,7 @@ def direct_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def containing(model: nn.Module) -> dict[int, frozenset[int]]:
-    """The ids of the modules that contain a module, and its own, by its id."""
+    """By the id of a module, the ids of the modules that contain it, and its own."""
     around: dict[int, set[int]] = {}
     for module in model.modules():
         for inner in module.modules():

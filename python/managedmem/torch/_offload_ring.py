@@ -46,19 +46,19 @@ class Ring:
 
     def begin(self) -> None:
         """Begin a step, behind the work of the current stream."""
-        self.regions.clear()  # the stream has followed() them
+        self.regions.clear()  # followed() let the stream wait for them
         self.head = 0
         self.follow_home()
 
     def follow_home(self) -> None:
-        """Let later work find earlier writes at home."""
+        """Let later work, and later copies into the ring, wait for earlier copies home."""
         if self.inward is not None and self.outward is not None:
             current = torch.cuda.current_stream(self.place)
             current.wait_stream(self.outward)
             self.inward.wait_stream(current)
 
     def fill(self, nbytes: int, copy: Callable[[Tensor], None]) -> Region | None:
-        """Take a region, and let a function queue the copies into it; None while it is in use."""
+        """Take a region, and let a function queue copies into it; None while it is in use."""
         wraps = self.head + nbytes > self.size
         start = 0 if wraps else self.head
         end = start + nbytes

@@ -1,4 +1,4 @@
-"""The memory that offload() needs, beside what devices and the host have, before anything moves."""
+"""Compares the memory that offload() needs with what devices and host have, before any move."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def left_free(target: Target) -> int:
 def check_room(modules: list[DeviceModule], budget: int, suspendable: bool) -> None:
     """Raise if a device cannot hold its budget, or the host the rest.
 
-    Memory that can be suspended is new memory, even for what is on the device already.
+    With `suspendable`, parameters that are on the device already need new memory as well.
     """
     at_home = 0
     for target, tensors in _by_target(modules).items():
@@ -40,7 +40,7 @@ def check_room(modules: list[DeviceModule], budget: int, suspendable: bool) -> N
                 f"budget of {budget:,}, and {free:,} are free: give a smaller budget, or 'auto'"
             )
         if needed > target.device.memory_info.free:
-            torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
+            torch.cuda.empty_cache()  # gives the driver what torch keeps for later
         at_home += max(0, total - budget - sum(t.nbytes for _, t in tensors if is_home(t)))
     check_host(at_home, budget)
 

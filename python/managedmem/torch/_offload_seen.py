@@ -1,7 +1,7 @@
 """Writes that torch does not count: through `parameter.data`, and by steps of fused optimizers.
 
-While parameters are watched, `data` of torch's class of parameters is a property, which tells the
-watch. Code that does not read it has written nothing. A hook of all optimizers tells it of steps.
+While parameters are watched, `data` of nn.Parameter is a property, which tells the watch of reads.
+Code that does not read `data` cannot write through it. A hook of all optimizers tells of steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TORCH_READERS = ("torch._", "torch.nn.")
 _hooks: list[RemovableHandle] = []  # one while parameters are watched
 # By the ids of parameters, which a watch keeps.
 _watches: weakref.WeakValueDictionary[int, DataWatch] = weakref.WeakValueDictionary()
-_lock = threading.RLock()  # a collection in it may end a watch
+_lock = threading.RLock()  # a collection while it is held may end a watch
 
 
 def _read(parameter: nn.Parameter) -> Tensor:
@@ -34,9 +34,9 @@ def _read(parameter: nn.Parameter) -> Tensor:
 
 
 def _is_torch(frame: FrameType) -> bool:
-    """True for code of torch that reads it to copy and to compile, and writes nothing.
+    """True for code of torch that reads `data` to copy and to compile, and writes nothing.
 
-    Other packages of torch, as torch.ao, write through it, or call readers that they are given.
+    Other packages of torch, such as torch.ao, write through `data`, or call code of users.
     """
     return str(frame.f_globals.get("__name__")).startswith(_TORCH_READERS)
 
@@ -49,7 +49,7 @@ _seen = property(_read, _assign, doc=Tensor.data.__doc__)
 
 
 def note_step(optimizer: optim.Optimizer, *arguments: object) -> None:
-    """The hook of all optimizers."""
+    """The hook of all optimizers: note that a step writes the watched parameters."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             watch = _watches.get(id(parameter))
@@ -58,22 +58,22 @@ def note_step(optimizer: optim.Optimizer, *arguments: object) -> None:
 
 
 class DataWatch:
-    """Watches the parameters of a part. Notes writes, with a `data` through which more may come.
+    """Watches the parameters of a part.
 
-    Its owner has a lock.
+    Calls `note` with each `data` that was read, and with None for a step. Its owner has a lock.
     """
 
     def __init__(self, tensors: Iterable[Tensor], note: Callable[[Tensor | None], None]) -> None:
         self.tensors: list[Tensor] = []
         self.note = note
         self.was_read = False
-        self.kept: list[weakref.ref[Tensor]] = []  # a view of one keeps it too
+        self.kept: list[weakref.ref[Tensor]] = []  # `data` that were read; a view keeps its `data`
         self.pauses = 0
         for tensor in tensors:
             self.add(tensor)
 
     def add(self, tensor: Tensor) -> None:
-        """Watch another tensor. Those that are no parameters are not seen."""
+        """Watch another tensor. Writes are noticed only for parameters."""
         self.tensors.append(tensor)
         with _lock:
             if isinstance(tensor, nn.Parameter):
@@ -83,7 +83,7 @@ class DataWatch:
                     _hooks.append(register_optimizer_step_pre_hook(note_step))
 
     def sees_all(self) -> bool:
-        """False if writes may be unseen: of other classes, or through a `data` that was kept."""
+        """False if writes may go unseen: of other classes, or through a `data` that was read."""
         return not self.was_read and all(
             getattr(type(each), "data", None) is _seen for each in self.tensors
         )
@@ -107,7 +107,7 @@ class DataWatch:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A `with` block whose writes are known."""
+        """A `with` block in which nothing is noted, because its writes are known."""
         self.pauses += 1
         try:
             yield

@@ -40,9 +40,10 @@ def copies_of(optimizer: optim.Optimizer) -> int:
 
 
 def spread(sizes: Sequence[int], can_stay: Sequence[bool], room: int) -> list[bool]:
-    """Whether each memory stays, in the order of the step: an even share of every stretch does.
+    """Whether each memory stays on the device: an even share of it does, in the order of the step.
 
-    So the link that copies the others is as busy at the start of a step as at its end, both ways.
+    So the link that copies the others is equally busy from the start of a step to its end, in both
+    directions.
     """
     total, due, stays = sum(sizes), 0, [False] * len(sizes)
     for i, size in enumerate(sizes):
@@ -87,10 +88,10 @@ class Share:
         self.may_pass = 0  # bytes of gradients whose copies home may be under way
         self._scratch = 0  # the room if the parameters exceed the budget
         self.divisions = 0  # how many times it was divided
-        # The hooks that send home gradients from before the call.
+        # The parameters, with functions that send home a gradient that exists already.
         self.homes: list[tuple[Tensor, Callable[[Tensor, bool], None]]] = []
         self._ids: set[int] = set()  # of the trained
-        self._counted: set[int] = set()  # of those that had gradients at the last division
+        self._counted: set[int] = set()  # of those that trained at the last division
         self._groups: list[tuple[int, int]] = []
         self._seen: object = None
         self.follow()
@@ -112,7 +113,7 @@ class Share:
         return room
 
     def for_parameters(self, taken: int = 0) -> int:
-        """The part of the budget that is left for parameters, which have some bytes already."""
+        """The bytes of the budget for parameters, of which they have `taken` bytes already."""
         if self.total <= self.budget:
             return self.total
         kept, quarter = self._for_gradients(self.trained), self.budget // 4
@@ -124,7 +125,7 @@ class Share:
         return self.budget - kept - self._scratch
 
     def _for_gradients(self, trained: list[Tensor]) -> int:
-        """The bytes for gradients between their kernels and the end of their copies."""
+        """The bytes for gradients on the device, until their copies home have ended."""
         largest = max((p.nbytes for p in trained), default=0)
         kept = min(2 * largest, self.budget // 4)
         self.may_pass = max(0, kept - largest)
@@ -143,7 +144,7 @@ class Share:
         return self.total + (1 + copies) * every > self.budget
 
     def all_that_may_train(self) -> list[Tensor]:
-        """Each tensor that may have a gradient sometime."""
+        """Each tensor that may have a gradient at some time."""
         trained = filter(_may_train, self.trained)
         return list({id(t): t for t in (*self._tensors, *trained)}.values())
 
@@ -198,7 +199,7 @@ class Share:
         return id(parameter) in self._ids and _trains(parameter)
 
     def sends_home(self, parameter: Tensor) -> bool:
-        """True if the gradient of a parameter has no room; it may be the first one."""
+        """True if there is no room for the gradient of a parameter; it may be its first one."""
         optimizer = self._optimizer()
         key = id(parameter)
         if optimizer is not None and (
@@ -210,5 +211,5 @@ class Share:
 
 
 def _lists_of(optimizer: optim.Optimizer) -> list[tuple[int, int]]:
-    """The lists of parameters, by which a change is found without a walk through them."""
+    """The id and length of each list of parameters, to find a change without a walk."""
     return [(id(group["params"]), len(group["params"])) for group in optimizer.param_groups]

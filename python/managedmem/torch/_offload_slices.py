@@ -1,8 +1,8 @@
 """Weights of many experts in one parameter: each call loads the slices that it names.
 
-While a call of their module runs in Python without gradients, the parameter is of another class: a
-number as its index gives a tensor of that slice, which is a part of its own in the frames. All else
-uses the parameter as it is, which the device reads at home, over the bus.
+While a call of their module runs in Python without gradients, the parameter is of another class. A
+number as its index then gives a tensor of that slice, which is loaded into a frame as a part of its
+own. All other operations use the whole parameter at home, which the device reads over the bus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WRITTEN = (
     "other uses in the call may not have seen it. Call remove(), and offload the module with "
     "places={{{name!r}: 'home'}}"
 )
-# By the id of the parameter. Weak, as a call that Ctrl-C has ended may show its slices for long.
+# By the id of the parameter. Weak: a call that Ctrl-C ended may never hide its slices.
 _shown: weakref.WeakValueDictionary[int, SlicedPart] = weakref.WeakValueDictionary()
 
 
@@ -75,13 +75,13 @@ class SlicedPart:
         self.parameter = piece.tensors[0]
         self.name = piece.names[0] if piece.names else part.name
         self.call_of = call_of  # in the present thread
-        self.shown: list[None] = []  # one for each call that shows them
+        self.shown: list[None] = []  # an entry for each call that shows slices
         self.slices: list[tuple[Tensor, FramedPart]] = []
         if frames is not None and part.slice_nbytes:
             for number in range(self.parameter.shape[0]):
                 start = offset + number * part.slice_nbytes
                 self.slices.append(self._make(frames, slab, start, place))
-        me = weakref.ref(self)  # which keeps the watch
+        me = weakref.ref(self)  # weak: self keeps the watch
         watched = in_round is not None and self.slices and not part.is_shared
         self.in_round = in_round
         self.data = DataWatch([self.parameter] if watched else (), lambda _: _note_write(me))
@@ -103,14 +103,14 @@ class SlicedPart:
         return p.data_ptr(), p.dtype, p.shape, p.stride()
 
     def show(self) -> None:
-        """Let the parameter be of the class that looks at its indices."""
+        """Give the parameter the class that looks at indices."""
         self.shown.append(None)
         _shown[id(self.parameter)] = self
         if type(self.parameter) is nn.Parameter:
             self.parameter.__class__ = SlicedParameter
 
     def hide(self) -> None:
-        """End what show() began, with the last call."""
+        """Undo show(). The last call gives the parameter its own class back."""
         self.shown.pop()
         if not self.shown:
             _shown.pop(id(self.parameter), None)
@@ -130,7 +130,7 @@ class SlicedPart:
         return call.load(self, number)
 
     def follow_writes(self, stream: int | None) -> None:
-        """Forget copies from before a write of the parameter at home."""
+        """If the parameter was written at home, drop the slices that were loaded before."""
         if self.count_writes() != self.writes:
             self.writes = self.count_writes()
             for _, part in self.slices:
@@ -142,7 +142,7 @@ class SlicedPart:
             part.go_home(place)
 
     def count_writes(self) -> int:
-        """The count of torch."""
+        """The number of writes of the parameter that torch has counted."""
         return self.parameter._version
 
     def _number_of(self, index: object) -> int | None:
@@ -172,11 +172,11 @@ class SliceUses:
         self.watch = watch
         self.is_open = True
         self.held: dict[SlicedPart, _Held] = {}
-        self.named: set[SlicedPart] = set()  # others are used as a whole
+        self.named: set[SlicedPart] = set()  # the call uses others as a whole
         self.written: SlicedPart | None = None
 
     def show(self) -> None:
-        """Begin the call."""
+        """Begin the call: let it name slices."""
         for sliced in self.parts:
             sliced.show()
 
@@ -223,7 +223,7 @@ class SliceUses:
         return tensor.detach()  # its own shape and requires_grad, the same storage
 
     def read_slice(self, sliced: SlicedPart) -> None:
-        """A slice is read at home."""
+        """Count a slice that is read at home."""
         self.named.add(sliced)
         self._count(sliced, sliced.part.nbytes // sliced.parameter.shape[0])
 

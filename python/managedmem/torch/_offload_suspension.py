@@ -47,13 +47,13 @@ def _change(
             change(memory)
     except BaseException:
         for memory in memories:
-            with contextlib.suppress(Exception):  # as it is, it works too
+            with contextlib.suppress(Exception):  # the memory works as it is, too
                 undo(memory)
         raise
 
 
 def _check_host(lanes: Sequence[DeviceLane]) -> None:
-    """Raise MemoryError if the host has no room for what stays on the device."""
+    """Raise MemoryError if the host has no room for the parts that stay on the device."""
     slabs = (slab for lane in lanes for slab in lane.slabs())
     needed = sum(slab.nbytes for slab in slabs if not slab.has_home)
     available = host_available()
@@ -77,4 +77,4 @@ def _check_room(lanes: Sequence[DeviceLane]) -> None:
                 "other memory first. The module stays suspended"
             )
         if nbytes > target.device.memory_info.free:
-            torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
+            torch.cuda.empty_cache()  # gives the driver what torch keeps for later

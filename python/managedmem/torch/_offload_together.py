@@ -50,7 +50,7 @@ def as_one(models: object) -> nn.Module:
 
 
 class Members:
-    """References to a module, or to those of a Together, which keep nothing alive."""
+    """Weak references to a module, or to the modules of a Together."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kind = model.kind if isinstance(model, Together) else None
@@ -58,7 +58,7 @@ class Members:
         self._members = {name: weakref.ref(module) for name, module in members.items()}
 
     def again(self) -> nn.Module | None:
-        """The same as one module, or those of several that are alive. None if nothing is."""
+        """The module, or a Together of the modules that are alive; None if none is."""
         alive = {name: m for name, ref in self._members.items() if (m := ref()) is not None}
         return Together(self._kind, alive) if self._kind and alive else alive.get("")
 

@@ -1,8 +1,7 @@
 """The visits of gradients and state to a ring of scratch, in a step of the optimizer.
 
-Parts whose parameters stay on the device step together where several fit, and a part that is large
-for the ring steps in slices of its parameters: the link copies for one visit while another one is
-updated.
+Parts whose parameters stay on the device step together if several fit. A part that is large for the
+ring steps in slices of its parameters. So the link copies for one visit while another is updated.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from managedmem.torch._tensors import shard_of
 
 VISITORS = 3  # one part comes, one is updated, one goes
 LEAST_SLICE = 4 << 20  # bytes; smaller slices cost more calls for each byte
-_ROWS = 4096  # elements, by which slices begin
+_ROWS = 4096  # elements; slices begin at multiples of this
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +33,7 @@ class Entry:
 
     tensor: Tensor
     own: Tensor  # the bytes of its storage at home
-    place: int  # of these bytes in the home
+    place: int  # the offset of these bytes in the home
     offset: int  # of the tensor in its storage
 
 
@@ -69,7 +68,7 @@ class Stay:
     parts: list[StepPart]
     parameters: list[Tensor]
     cut: Cut | None = None
-    has_begun: bool = False  # to step them
+    has_begun: bool = False  # the optimizer has begun to step them
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +93,7 @@ class _Copy:
     host: Tensor
     scratch: Tensor
     tensors: list[tuple[Tensor, Tensor]]
-    version: int | None = None  # of the copy of a gradient, which goes home if it was written
+    version: int | None = None  # of a gradient, before the step: if it is written, it goes home
 
     def must_go_home(self) -> bool:
         return self.version is None or self.tensors[0][1]._version != self.version
@@ -126,7 +125,7 @@ class Visit:
 
 
 class Visits:
-    """The turns of one step, and their visits to the rings, where some come ahead."""
+    """The turns of one step, and their visits to the rings. Some visits are copied ahead."""
 
     def __init__(
         self,
@@ -169,7 +168,7 @@ class Visits:
             queue.popleft()
 
     def skip(self, turn: Turn) -> None:
-        """Do not wait for a turn any more."""
+        """Drop the visits of a turn that have not ended."""
         for stay in turn.stays:
             if (visit := self.there.pop(id(stay), None)) is not None:
                 visit.region.is_over = True  # without a copy home
@@ -177,8 +176,7 @@ class Visits:
                 queue.remove(stay)
 
     def call(self, turn: Turn) -> None:
-        """Put a turn first among the turns that are not there yet. It may have had its turn
-        before."""
+        """Put a turn in front of the queue of visits to come. It may have been stepped before."""
         target = turn.parts[0].target
         if (queue := self.queues.get(target)) is not None:
             self.rings[target].follow_home()
@@ -194,9 +192,12 @@ class Visits:
     # --- who visits together --------------------------------------------------------------
 
     def _take_turns(self, parts: Iterable[StepPart]) -> None:
-        """Visitors share a turn as long as the ring has room for three such turns. State that stays
-        joins them, up to the same bytes: its kernels run while the link copies for the next turn,
-        and temporaries, which are as large as the state of a turn, stay small."""
+        """Parts share a turn as long as the ring has room for three such turns.
+
+        Parts whose state stays on the device join them, up to the same bytes: their kernels run
+        while the link copies for the next turn. The limit also keeps temporaries small, which are
+        as large as the state of a turn.
+        """
         opened: dict[Target, tuple[Turn, int, int]] = {}  # with the bytes that visit and that stay
         for part in parts:
             ring = self.rings.get(part.target)
@@ -255,7 +256,7 @@ class Visits:
             for tensor in (grad, *state):
                 if tensor.shape != shard.shape or not tensor.is_contiguous():
                     return False
-            # Slices of state that a first step makes would be no state.
+            # A first step in slices would make state of the size of a slice.
             there = bool(state) if home is None else all(map(home.holds, state))
             if not there or not shard.is_contiguous():
                 return False
@@ -328,12 +329,12 @@ class _Plan:
         self.size += aligned(planned.host.numel())
 
     def add_home(self, home: StateHome) -> None:
-        """All state of a part."""
+        """Add all state of a part."""
         present = [(e.tensor, e.place + e.offset) for e in home.entries if home.holds(e.tensor)]
         self._add(_Planned(home.host, self.size, present))
 
     def add_slice(self, home: StateHome, entry: Entry, cut: Cut) -> None:
-        """A slice of a tensor of the state."""
+        """Add a slice of a tensor of the state."""
         start = entry.place + entry.offset
         host = cut.bytes_of(home.host[start:], entry.tensor)
         self._add(_Planned(host, self.size, [(entry.tensor, 0)]))
@@ -341,7 +342,7 @@ class _Plan:
     def add_gradient(
         self, parameter: Tensor, grad: Tensor, home: GradientHome, cut: Cut | None
     ) -> None:
-        """A gradient that lies at home, or a slice of it."""
+        """Add a gradient that lies at home, or a slice of it."""
         assert home.base is not None and home.host is not None
         inside = grad.data_ptr() - home.base.data_ptr()
         host = home.host

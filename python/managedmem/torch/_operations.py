@@ -48,8 +48,8 @@ def current_stream(device: torch.device | None = None) -> torch.cuda.Stream | No
 
 
 def _check_location(location: object) -> None:
-    # Ranges are sorted and merged, so that an order of locations would be lost. A proxy of a device
-    # counts as iterable.
+    # Ranges are sorted and merged, so locations could not be matched to tensors. A weak proxy of a
+    # device counts as iterable.
     if isinstance(location, Iterable) and not isinstance(location, (str, *weakref.ProxyTypes)):
         raise TypeError(f"location must be one location for all tensors, got {location!r}")
 

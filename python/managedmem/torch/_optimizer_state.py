@@ -1,7 +1,7 @@
 """offload_optimizer: the state of an optimizer at home, and its steps on the device.
 
-Owns the public function and its handle. Parameters and gradients stay where they are, even those of
-fully_shard, where a process steps its shards.
+Owns the public function and its handle. Parameters and gradients stay where they are, also with
+fully_shard(), where each process steps its shards.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def offload_optimizer(
         "auto": what is free, less a fifth of it. Scratch comes first, up to 256 MiB; state that
         the rest has room for stays on the device.
     device : Device, torch.device, str or int, optional
-        On the emulated driver, whose parameters are CPU tensors, the device that stands for the
-        GPU. By default each parameter's own.
+        The device that stands for the GPU on the emulated driver, where parameters are CPU tensors.
+        By default each parameter's own device.
 
-    optimizer.step() copies the state of some parameters at a time to scratch memory on the device,
-    in both directions at once, and gives the numbers that it gives without it. State that the first
-    step makes goes home part by part, to page-locked memory of exactly its size. state_dict(),
-    load_state_dict(), schedulers, new groups and torch.distributed.checkpoint work as before.
-    Parameters and gradients stay where they are; offload() moves these too.
+    optimizer.step() copies the state of some parameters at a time to scratch memory on the device
+    and back, in both directions at once. Its numbers are the same as without offload_optimizer().
+    State that the first step makes goes home part by part, to page-locked memory of exactly its
+    size. state_dict(), load_state_dict(), schedulers, new groups and torch.distributed.checkpoint
+    work as before. Parameters and gradients stay where they are; offload() moves these too.
 
     Returns a handle, which is a context manager, and which the optimizer keeps. Raises TypeError
     and ValueError for an optimizer that cannot step in parts, for parameters that are on no CUDA
-    device or that offload() holds, and for bad budgets; after an error nothing has changed. While
+    device or that offload() holds, and for bad budgets; after an error nothing has changed. If
     the driver refuses memory at home, state stays on the device, and `failures` counts it. No other
     thread may use the optimizer during the call. Driver: cuMemHostRegister, cuMemcpyAsync,
     cuEventRecord, cuStreamWaitEvent.
@@ -120,7 +120,7 @@ class _Lane:
     """The parameters of one device, and the budget for their state."""
 
     def __init__(self, optimizer: optim.Optimizer, target: Target, budget: int) -> None:
-        self._optimizer = weakref.ref(optimizer)  # which keeps the handle
+        self._optimizer = weakref.ref(optimizer)  # weak: it keeps the handle
         self.target = target
         self.room = budget
         self.divisions = 0
@@ -131,12 +131,12 @@ class _Lane:
 
     @property
     def share(self) -> _Lane:
-        """The division of the budget, which parameters take no part of."""
+        """The division of the budget: this object, because parameters take nothing of it."""
         return self
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """During its steps, and while it is wrapped."""
+        """The optimizer, which is alive during its steps and while it is wrapped."""
         optimizer = self._optimizer()
         assert optimizer is not None
         return optimizer

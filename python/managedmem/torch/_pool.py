@@ -19,9 +19,9 @@ import managedmem
 from managedmem import CUDAError, Device, Host, ManagedBuffer, MigrationPolicy, _managedmem
 
 _allocators: dict[str, torch.cuda.memory.CUDAPluggableAllocator] = {}
-"""By the name of the allocating function. Never removed: blocks of a pool may be freed after it."""
+"""By the name of the allocating function. None is removed: blocks may be freed after their pool."""
 
-_SMALL = 1 << 20  # bytes of a tensor for which torch has blocks of another kind
+_SMALL = 1 << 20  # bytes; torch has blocks of another kind for tensors up to this
 
 
 class UnifiedMemoryUnsupportedError(Exception):
@@ -52,7 +52,7 @@ def managed_mempool(
     Parameters
     ----------
     policy : MigrationPolicy, optional
-        The advice of the pages, in place of the next three.
+        The advice of the pages, in place of the next three arguments.
     preferred_location : Device or Host, optional
         The preferred location of the pages.
     accessed_by : iterable of Device and Host()
@@ -61,14 +61,14 @@ def managed_mempool(
         True gives each reader a copy of its own.
     use_on_oom : bool
         A switch of torch: where the device is full, tensors that are made outside of the pool take
-        free blocks of the pool. A new pool has only the blocks of `reserve`.
+        free blocks of the pool. A new pool has no blocks but those of `reserve`.
     no_split : bool
         A switch of torch: no two tensors share a block, so that advice and prefetches of one do not
         reach the others.
     reserve : int
         The bytes of free blocks that the pool has at first, for use_on_oom, on torch's current
-        stream. A sixteenth of them, at least 2 MiB, is for tensors of up to 1 MiB. Their pages take
-        no memory before their first use.
+        stream. A sixteenth of them, at least 2 MiB, is for tensors of up to 1 MiB. The pages of the
+        blocks take no memory before their first use.
 
     Each block that torch's caching allocator requests is advised once, for all tensors cut from it.
     Use the pool with ``torch.cuda.use_mem_pool(pool)``; tensors may outlive it. A pool belongs to

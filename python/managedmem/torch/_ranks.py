@@ -18,7 +18,7 @@ import torch.distributed as dist
 from managedmem._managedmem import _Slab
 
 _T = TypeVar("_T")
-# An error of one rank is raised as the first of these in the others.
+# In the other ranks, an error of one rank is raised as the first of these classes that fits.
 _KINDS = (ValueError, TypeError, MemoryError, FileNotFoundError, OSError, RuntimeError)
 _OWNER = "the ranks of a host must run as one user, in one container"
 
@@ -28,7 +28,7 @@ class Alone:
 
     index = 0  # among the ranks of this host
     count = 1
-    hosts: tuple[int, ...] = (0,)  # the first rank of the host of each rank
+    hosts: tuple[int, ...] = (0,)  # for each rank, the first rank of its host
 
     def agree(self, action: Callable[[], _T]) -> list[_T]:
         """The results of an action in all ranks; an error in one is raised in all."""
@@ -69,7 +69,7 @@ class Ranks(Alone):
             if error is not None:
                 raise error
         finally:
-            error = None  # which keeps this frame
+            error = None  # its traceback keeps this stack frame
         for rank, (_, failure) in enumerate(outcomes):
             if failure is not None:
                 raise _KINDS[failure[0]](f"rank {rank}: {failure[1]}")
@@ -95,7 +95,7 @@ class Ranks(Alone):
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> Alone:
-    """The ranks of a group, or this process if there is none."""
+    """The ranks of a group, or this process alone without a group."""
     return Alone() if group is None else Ranks(group)
 
 

@@ -24,11 +24,11 @@ def to_host(tensor: Tensor) -> Tensor:
     takes many times as long for a tensor in managed memory. The first calls allocate page-locked
     memory, which later calls use again when earlier results have died.
 
-    The copy of a CUDA tensor has page-locked memory of torch, which waits for copies from it with
-    ``non_blocking=True`` before it uses the memory again. The copy of a contiguous CPU tensor of 64
-    KiB or more in managed memory has memory of managedmem.result_cache, which does not: keep it
-    until such copies are done. Other CPU tensors are copied by the host. Copies have ordinary
-    memory where no page-locked memory is available.
+    The copy of a CUDA tensor has page-locked memory of torch. Before torch uses that memory again,
+    it waits for copies from it with ``non_blocking=True``. The copy of a contiguous CPU tensor of
+    64 KiB or more in managed memory has memory of managedmem.result_cache, which does not wait:
+    keep the result until such copies are done. Other CPU tensors are copied by the host. Copies
+    have ordinary memory where no page-locked memory is available.
 
     Returns a tensor of the same shape and dtype, outside of autograd. Raises TypeError for other
     objects and for tensor subclasses that hold other tensors, ValueError for a tensor that is

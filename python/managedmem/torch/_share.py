@@ -37,28 +37,31 @@ def share_memory(
     Parameters
     ----------
     module : torch.nn.Module
-        The same module in all ranks, on the CPU. Tensors on the meta device get the contents that
-        the first rank of the host with others has: one of them must have each.
+        The same module in all ranks, on the CPU. A tensor on the meta device gets the contents from
+        the first rank of its host that has them. One rank of each host must have them.
     group : torch.distributed.ProcessGroup, optional
         The ranks, which must all make this call; by default the default group.
     device : Device, torch.device, str or int, optional
         The GPU of this rank; by default the current one.
 
-    The tensors come to lie in memory that the ranks of a host map, page-locked for the GPU of each;
-    afterwards each rank frees its own. offload(..., read_only=True) then streams them where they
-    lie. Without read_only it does so with parameters that require no gradient, and copies the
-    others first: it writes nothing there. Any other write to these tensors is a write for all.
-    The memory lives until the last rank has dropped its tensors or has ended, in whatever way, and
-    has no name that could stay behind. Several hosts have a copy each.
+    The tensors move to memory that all ranks of a host map, page-locked for the GPU of each rank.
+    Then each rank frees its own copy. offload(..., read_only=True) streams the tensors where they
+    lie. Without read_only, offload() streams only parameters that require no gradient from there,
+    and copies the others first: it writes nothing in shared memory. Any other write to these
+    tensors is a write for all ranks of the host. The memory lives until the last rank has dropped
+    its tensors or has ended, in whatever way, and has no name that could stay behind. If there are
+    several hosts, each has one copy.
 
-    Tied parameters stay tied. Parameters on the meta device are new objects, so make the optimizer
-    afterwards. DistributedDataParallel writes what it synchronizes: give it ``init_sync=False``.
+    Tied parameters stay tied. Parameters that were on the meta device are new objects, so make the
+    optimizer afterwards. DistributedDataParallel writes what it synchronizes: give it
+    ``init_sync=False``.
 
     Returns the bytes that are shared. Raises ValueError in all ranks if names, shapes, strides,
     dtypes or contents differ, or a tensor has contents in no rank of a host; MemoryError, CUDAError
-    and OSError for lack of memory, and TypeError for other arguments, as the others do then: all
-    modules are unchanged. If a rank ends meanwhile, the others get the error of torch.distributed.
-    No other thread may use the module during the call. Driver: cuMemHostRegister.
+    and OSError for lack of memory, and TypeError for other arguments. An error in one rank is
+    raised in all ranks, and all modules are unchanged then. If a rank ends meanwhile, the others
+    get the error of torch.distributed. No other thread may use the module during the call. Driver:
+    cuMemHostRegister.
     """
     ranks = Ranks(group)
     shared: list[_Shared] = []
@@ -99,8 +102,8 @@ def replicate(module: nn.Module) -> nn.Module:
     long as one of its tensors. The module may be offloaded with read_only=True; its copy is not.
 
     Returns the copy. Raises TypeError for what is not a module, and ValueError for a module that is
-    offloaded in another way, and for one without a tensor in such memory. No other thread may
-    change the module during the call; no driver call.
+    offloaded without read_only=True, and for a module without a tensor in such memory. No
+    other thread may change the module during the call; no driver call.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
@@ -136,7 +139,7 @@ def _second(tensor: Tensor, storages: dict[int, torch.UntypedStorage]) -> Tensor
 
 
 def _as(tensor: Tensor, new: Tensor) -> Tensor:
-    """New memory as what the tensor is: a parameter with its attributes, or a buffer."""
+    """Make of the new memory what the tensor is: a parameter with its attributes, or a buffer."""
     if not isinstance(tensor, nn.Parameter):
         return new
     parameter = nn.Parameter(new, requires_grad=tensor.requires_grad)
@@ -149,7 +152,7 @@ def _as(tensor: Tensor, new: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What is equal in all ranks, and whether a rank has contents."""
+    """What must be equal in all ranks about a tensor, and whether a rank lacks its contents."""
 
     names: list[str]
     shape: tuple[int, ...]
@@ -164,7 +167,7 @@ class _Facts:
 
 @dataclass(slots=True, eq=False)
 class _Shared:
-    """Tensors of a module that are one: the same object, or others over exactly its memory."""
+    """A tensor of a module with all of its names, and others over exactly the same memory."""
 
     tensor: Tensor
     names: list[str]
@@ -281,7 +284,7 @@ def _copy(mine: list[_Shared]) -> None:
 def _compared(
     ranks: Ranks, shared: list[_Shared], others: list[_Shared]
 ) -> tuple[str | None, dict[int, bytes]]:
-    """The first tensor whose own contents differ, and the digests of this rank's share."""
+    """The first tensor whose contents differ here, and the digests of this rank's share."""
     for entry in others:
         own = entry.tensor
         if own.stride() != entry.place.stride():

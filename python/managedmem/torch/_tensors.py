@@ -144,7 +144,7 @@ def _check_system_memory(tensors: Found) -> None:
             continue
         if not migrates or not tensor.is_cpu or tensor.is_pinned():
             memory = ManagedBuffer.from_handle(tensor.data_ptr(), 1)
-            # Of all memory that is not managed, host and device reach only this.
+            # Apart from managed memory, host and device both reach only page-locked memory.
             locked = memory.is_host_accessible and memory.is_device_accessible
             raise NotManagedError(name, tensor, locked and not migrates)
 
