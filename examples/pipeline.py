@@ -6,8 +6,7 @@
 Each step fills a buffer on the host, prefetches it to the GPU and starts work on it. Then it checks
 the answer for the previous buffer, and prefetches that buffer to the host. At last it reads the
 buffer before that one. The loop runs with plain prefetches, for which the thread does part of the
-driver's work (all of it if the destination is the host), and with deferred ones, which return at
-once.
+driver's work (for the host, all of it), and with deferred ones, which return at once.
 
 With torch and a GPU, torch doubles and sums the numbers there; otherwise the host does.
 """
