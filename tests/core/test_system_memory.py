@@ -89,6 +89,19 @@ Device().sync()
 assert [byte(view, i) for i in range(4)] == [7, LOST, 7, LOST]
 """)
 
+    @pytest.mark.parametrize("options", [None, {"src_access_order": "stream"}])
+    def test_copies_of_a_wrapped_pointer_are_complete(self, options):
+        run(f"""
+view = memory(); fill(view)
+buf = ManagedBuffer.from_handle(address(view), len(view), owner=view)
+with mm.empty(len(view)) as managed, Stream() as stream:
+    for copy in (buf.copy_to, buf.copy_from, managed.copy_to, managed.copy_from):
+        other = managed if copy.__self__ is buf else buf
+        with mm.emulator.recording() as calls:
+            copy(other, stream=stream, options={options})
+        assert [c.name for c in calls][-2:] == ["cuMemcpyAsync", "cuStreamSynchronize"]
+""")
+
     def test_of_a_numpy_array(self):
         pytest.importorskip("numpy", reason="needs NumPy")
         run("""

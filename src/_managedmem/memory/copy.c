@@ -63,7 +63,7 @@ copy_and_wait(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, CUst
 
 int
 mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, mm_device_stream stream,
-        bool system, mm_status *st)
+        bool transient, mm_status *st)
 {
     mm_scope scope;
     int rc;
@@ -72,8 +72,8 @@ mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size, mm_device_
     if (mm_scope_enter_stream(&scope, cu, stream, st) < 0) {
         return -1;
     }
-    rc = system ? copy_and_wait(cu, to, from, size, stream.handle, st)
-                : mm_copy_queue(cu, to, from, size, stream.handle, st);
+    rc = transient ? copy_and_wait(cu, to, from, size, stream.handle, st)
+                   : mm_copy_queue(cu, to, from, size, stream.handle, st);
     mm_scope_leave(&scope);
     return rc;
 }

@@ -6,10 +6,10 @@
 #include "range.h"
 
 /* Copies at least 1 byte between any two addresses that the device or the host can access.
- * `system` is true if one of them is in system memory. The owner of that memory may free it after
- * the return, so the call waits for the copy, and refuses a stream that captures. */
+ * `transient` is true if the memory of one of them may be freed or reused after the return: then
+ * the call waits for the copy, and refuses a stream that captures. */
 MM_NODISCARD int mm_copy(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,
-                         mm_device_stream stream, bool system, mm_status *st);
+                         mm_device_stream stream, bool transient, mm_status *st);
 
 /* Queues a copy of at least 1 byte, in the scope of its stream. */
 MM_NODISCARD int mm_copy_queue(mm_driver *cu, CUdeviceptr to, CUdeviceptr from, size_t size,

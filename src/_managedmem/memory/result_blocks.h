@@ -29,6 +29,15 @@ void mm_result_release(mm_result_block *block);
 /* True if the address lies in a page-locked block that is in use. */
 bool mm_result_contains(CUdeviceptr p);
 
+/* True for memory that may be freed or reused once the call returns: system memory, and the memory
+ * of an array of numpy(copy=True). `found` is the driver's answer for the address. */
+static inline bool
+mm_is_transient(const mm_pointer_attributes *found, CUdeviceptr p)
+{
+    return !found->managed
+           && (found->type == 0 || (found->type == CU_MEMORYTYPE_HOST && mm_result_contains(p)));
+}
+
 typedef struct {
     size_t limit; /* in bytes, like the other members */
     size_t held; /* of all page-locked blocks */

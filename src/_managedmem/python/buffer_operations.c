@@ -239,9 +239,8 @@ copy_with_hints(const mm_buffer_use *use, CUdeviceptr to, CUdeviceptr from,
                           (mm_transfer){{from, size, from}, hints->from}, &options, st);
 }
 
-/* Queues the copy. Waits for it if the other side is system memory, which may be freed once the
- * call returns, or memory of an array of numpy(copy=True), which another copy may then use. A
- * default stream is that of the device that owns the buffer or, if none does, the other side. */
+/* Queues the copy, and waits for it if the memory of a side is transient. A default stream is that of
+ * the device that owns the buffer or, if none does, the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
              const mm_copy_hints *hints, CUstream handle, mm_status *st)
@@ -250,23 +249,25 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
     CUdeviceptr from = to_other ? use->range.start : other->range.start;
     bool own_device = use->memory->device != MM_ANY_DEVICE;
     mm_device_stream stream = {handle, own_device ? use->memory->device : other->device};
-    mm_pointer_attributes attributes;
-    bool system;
+    bool is_known = use->memory->owned
+                    || atomic_load_explicit(&use->memory->allocation, memory_order_relaxed) != 0;
+    mm_pointer_attributes attributes, own;
+    bool transient;
 
     assert(other->range.size == use->range.size);
     if (use->range.size == 0) {
         return 0;
     }
     if (mm_pointer_query(use->cu, other->range.start, &attributes, st) < 0
-        || follow_producer(use, other, stream, &attributes, st) < 0) {
+        || follow_producer(use, other, stream, &attributes, st) < 0
+        || (!is_known && mm_pointer_query(use->cu, use->range.start, &own, st) < 0)) {
         return -1;
     }
-    system = attributes.type == 0
-             || (attributes.type == CU_MEMORYTYPE_HOST && mm_result_contains(other->range.start));
-    system = system && !attributes.managed;
-    return hints->given && !system && to != from
+    transient = mm_is_transient(&attributes, other->range.start)
+                || (!is_known && mm_is_transient(&own, use->range.start));
+    return hints->given && !transient && to != from
                ? copy_with_hints(use, to, from, hints, stream, st)
-               : mm_copy(use->cu, to, from, use->range.size, stream, system, st);
+               : mm_copy(use->cu, to, from, use->range.size, stream, transient, st);
 }
 
 /* Enters the buffer, the stream and the other side; after a failure none of them is entered. */

@@ -65,9 +65,7 @@ typedef struct {
     mm_pointer_attributes known; /* the last answer of the driver */
 } side_reader;
 
-/* Stores the start of the allocation around a side in the range. It stays 0 for memory that may be
- * freed or reused once the call returns: system memory, and the memory of an array of
- * numpy(copy=True). */
+/* Stores the start of the allocation around a side in the range. It stays 0 for transient memory. */
 static int
 find_side_allocation(mm_targets *t, side_reader *reader, mm_range *range, int *device)
 {
@@ -79,8 +77,7 @@ find_side_allocation(mm_targets *t, side_reader *reader, mm_range *range, int *d
         (void)mm_raise(t->state, &st);
         return -1;
     }
-    if (found->managed || found->type == CU_MEMORYTYPE_DEVICE
-        || (found->type != 0 && !mm_result_contains(range->start))) {
+    if (!mm_is_transient(found, range->start)) {
         range->allocation = found->start != 0 ? found->start : range->start;
     }
     *device =
