@@ -27,7 +27,7 @@ def _refuse_emulated(name: str, buffer: ManagedBuffer) -> None:
     if _driver_info()["emulated"]:
         way = 'buf.numpy() or buf.torch("cpu")'
         if not buffer.is_host_accessible:
-            way = "a copy: copy_from(buf) of managedmem.empty_like(buf)"
+            way = "a copy: managedmem.empty_like(buf).copy_from(buf)"
         raise RuntimeError(f"{name} cannot use memory of the emulated driver on a GPU: use {way}")
 
 

@@ -29,8 +29,8 @@ def warn_of_allocation(asked: int, living: int) -> int:
     left = min(devices + available - asked, devices + limit - asked - living)
     if left < 0:
         _warn(
-            f"an allocation of {asked:,} bytes is to follow {living:,} bytes of managed memory, "
-            f"{asked + living:,} in all. The devices have {devices:,} bytes, and {available:,} of "
+            f"an allocation of {asked:,} bytes, beside {living:,} bytes of managed memory, makes "
+            f"{asked + living:,} bytes. The devices have {devices:,} bytes, and {available:,} of "
             f"{limit:,} are available on the host, so not all of it can be used at once: free "
             "memory first, or allocate less"
         )

@@ -12,7 +12,7 @@ from managedmem._trace_results import TOTAL, Results
 SUMS = ("to_device", "to_host", "between_devices", "host_faults", "device_faults", "evicted")
 UNKNOWN = "(freed before it was seen)"
 NO_MEMORY = "moves are counted once this package has allocated memory"
-IN_TRACE = "the process runs a managedmem.trace(), which has the moves until it ends"
+IN_TRACE = "the process runs a managedmem.trace(), which records the moves until it ends"
 _LIMIT = 10_000
 """Events that are kept, and memories that can be new in a recording. Sums have no limit."""
 _MOST_PARTS = 30

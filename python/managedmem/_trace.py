@@ -494,11 +494,11 @@ class Trace(TracePart):
             "lost": "{} events were lost, because they came faster than they could be read: the "
             "sums are too small",
             "rejected": "{} records of the source were not understood: the sums are too small",
-            "ambiguous": "{} events fit two memories that had the same address one after the other",
+            "ambiguous": "{} events may belong to either of two memories that had one address in turn",
             "fault_overflows": "the fault buffer of a device overflowed {} times: the sums of "
             "device faults are too small",
             "fatal_faults": "{} accesses of devices were to memory that they cannot use",
-            "unlisted": "{} memories came after as many new ones as limit= allows: they have no "
+            "unlisted": "{} memories were allocated after limit= new ones: they have no "
             "label, and their events are unattributed once they are freed",
         }
         problems = [text.format(f"{report[n]:,}") for n, text in sentences.items() if report[n]]

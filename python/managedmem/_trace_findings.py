@@ -398,8 +398,8 @@ def without_moves(memories: Sequence[TraceMemory]) -> Finding | None:
         unprefetched[0] if len(unprefetched) == 1 else None,
         f"{labels}{more}: prefetches moved nothing.",
         {name: sum(getattr(m, name) for m in unprefetched) for name in ("to_device", "to_host")},
-        "Pages move unless they are there already, hold nothing yet, as before their first use, or "
-        "find no room on the device. residency() before the prefetch shows their places, and "
+        "A prefetch moves nothing if the pages are there already, were never used, or have no room "
+        "on the device. residency() before the prefetch shows their places, and "
         "memory_info the room.",
     )
 

@@ -226,7 +226,7 @@ class Tuning:
         if total.turned_back and not (total.host_faults or total.device_faults or viewed(total)):
             self.notes.append(
                 f"{size_text(total.turned_back)} in {TRACED_RUNS} runs went back where they "
-                "came from, all on request: some prefetches of the step may be too many"
+                "came from, all on request: the step may prefetch memory that nothing uses there"
             )
         return runs
 

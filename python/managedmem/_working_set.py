@@ -455,8 +455,7 @@ def _checked_access(access: Access) -> Access:
         return access
     given = repr(access) if isinstance(access, str) else type(access).__name__
     raise ValueError(
-        f"access must be 'read', 'write' or 'scratch', got {given}; several arrays are one "
-        "argument, a list"
+        f"access must be 'read', 'write' or 'scratch', got {given}; pass several arrays as one list"
     )
 
 

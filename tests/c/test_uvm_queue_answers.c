@@ -436,8 +436,9 @@ TEST(an_emulated_driver_may_have_no_queues)
     old.library = dlopen(NULL, RTLD_NOW);
     CHECK(old.library != NULL);
     CHECK_EQUAL(mm_uvm_queue_open(&old, &queue, 64, &st), -1);
-    check_failure(&st, 0,
-                  "the emulated driver /lib/old.so has no event queues: it is of another version");
+    check_failure(
+        &st, 0,
+        "the emulated driver /lib/old.so has no event queues: it comes from another version");
     mm_uvm_queue_close(&queue);
     CHECK_EQUAL(dlclose(old.library), 0);
 }

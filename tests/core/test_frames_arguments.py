@@ -130,7 +130,7 @@ class TestSharedSlabs:
     def test_of_a_file_on_a_disk_are_refused(self, tmp_path):
         with (tmp_path / "file").open("wb+") as file:
             file.truncate(PAGE)
-            with pytest.raises(ValueError, match="must be of memfd_create"):
+            with pytest.raises(ValueError, match="must come from memfd_create"):
                 _Slab.of_file(0, file.fileno())
 
 

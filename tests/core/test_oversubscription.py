@@ -132,7 +132,7 @@ def test_an_allocation_that_devices_and_host_have_no_room_for():
         kept.clear()
         pool = ManagedMemoryResource(pooled=True)
         assert not warned(lambda: kept.append(pool.allocate(57 * MIB)))
-        assert "1,048,576 bytes is to follow 100,663,296" in warned(lambda: pool.allocate(MIB))[0]
+        assert "1,048,576 bytes, beside 100,663,296" in warned(lambda: pool.allocate(MIB))[0]
         kept.clear()
         check.host_available = lambda: 0
         for each in (large, half, other):
@@ -141,8 +141,8 @@ def test_an_allocation_that_devices_and_host_have_no_room_for():
         assert "and 0 of 1,099,511,627,776 are available" in allocate(300)[0]
         """
     ) == (
-        "an allocation of 1,048,576 bytes is to follow 100,663,296 bytes of managed memory, "
-        "101,711,872 in all. The devices have 33,554,432 bytes, and 41,943,040 of 67,108,864 are "
+        "an allocation of 1,048,576 bytes, beside 100,663,296 bytes of managed memory, makes "
+        "101,711,872 bytes. The devices have 33,554,432 bytes, and 41,943,040 of 67,108,864 are "
         "available on the host, so not all of it can be used at once: free memory first, or "
         "allocate less\n"
     )

@@ -123,8 +123,8 @@ def test_a_process_that_ends_is_let_go(monkeypatch):
     [
         ((1 << 31) - 1, RuntimeError, "process 2147483647 cannot be shared: No such process"),
         (os.getppid(), RuntimeError, f"process {os.getppid()} has no open file of /dev/nvidia-uvm"),
-        (0, ValueError, "process must be the number of one, got 0"),
-        (1 << 31, ValueError, "process must be the number of one, got 2147483648"),
+        (0, ValueError, "process must be a process ID, got 0"),
+        (1 << 31, ValueError, "process must be a process ID, got 2147483648"),
         (1, RuntimeError, "process 1 "),
         ("1", TypeError, "process must be an int"),
     ],

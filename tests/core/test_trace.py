@@ -278,7 +278,7 @@ class TestEvents:
         assert t[buf].to_device == buf.nbytes
         with pytest.raises(KeyError):
             t["number 1000"]
-        assert t.problems[-1].startswith("2 memories came after as many new ones as limit= allows:")
+        assert t.problems[-1].startswith("2 memories were allocated after limit= new ones:")
         with managedmem.trace() as later:
             buf.prefetch(Host())
         assert later.problems == ()

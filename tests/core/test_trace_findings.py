@@ -162,8 +162,8 @@ def test_finding_of_a_prefetch_that_moved_nothing(traced):
     assert found.memory.label == "a"
     assert str(found) == (
         "a: prefetches moved nothing.\n"
-        "    Pages move unless they are there already, hold nothing yet, as before their first "
-        "use, or find no room on the device. residency() before the prefetch shows their places, "
+        "    A prefetch moves nothing if the pages are there already, were never used, or have no "
+        "room on the device. residency() before the prefetch shows their places, "
         "and memory_info the room."
     )
     assert found.evidence == {"to_device": 0, "to_host": 0}

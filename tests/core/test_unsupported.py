@@ -601,7 +601,7 @@ class TestTheError:
             assert mm.{function}(buf, *arguments, unsupported="skip") in (0, 1)
             for act in {list(acts)!r}:
                 text = refusal((mm.CUDAError, NotImplementedError), lambda: eval(act))
-                named = 'managedmem.{function}(..., unsupported="skip") passes over what fails'
+                named = 'managedmem.{function}(..., unsupported="skip") skips what is unsupported'
                 assert named in text, text
             """,
             emulator=profile,

@@ -144,7 +144,7 @@ def test_a_set_in_use_is_not_suspended(working, alloc, kept):
 def test_refusals():
     with WorkingSet(BUDGET, Device(0)) as plain:
         with pytest.raises(
-            RuntimeError, match="made to be suspended: make it with suspendable=True"
+            RuntimeError, match="the set cannot be suspended: make it with suspendable=True"
         ):
             plain.suspend()
         plain.resume()
@@ -272,7 +272,7 @@ class TestMemoryOfTheSet:
             assert slab.is_suspended == is_suspended
 
     def test_plain_memory_is_refused(self):
-        with pytest.raises(RuntimeError, match="was not made to be suspended"):
+        with pytest.raises(RuntimeError, match="it was made without suspendable=True"):
             _Slab(0, PAGE, False).suspend()
 
     def test_a_closed_set_is_refused(self):

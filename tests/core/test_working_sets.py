@@ -319,7 +319,7 @@ class TestAdd:
         self.refuse(working, ValueError, "at most 8 axes", numpy.ones((1,) * 9))
 
     def test_arrays_as_several_arguments(self, working):
-        words = "got ndarray; several arrays are one argument, a list"
+        words = "got ndarray; pass several arrays as one list"
         self.refuse(working, ValueError, words, layer(0), layer(1))
 
     def test_values_that_are_not_in_memory(self, working):
@@ -355,7 +355,9 @@ class TestAdd:
             with pytest.raises((TypeError, ValueError)):
                 working.add(bad)
         emulator.fail("cuMemHostRegister", 1, 2)
-        with pytest.raises(managedmem.CUDAError, match="to be page-locked: a container's limit"):
+        with pytest.raises(
+            managedmem.CUDAError, match="cannot be page-locked: the limit of a container"
+        ):
             working.add(layer(0))
         emulator.fail("cuEventCreate", 2, 719)
         with pytest.raises(managedmem.CUDAError):

@@ -181,16 +181,19 @@ BAD_FILES = {
     "short": (b"1234", "not a safetensors file"),
     "huge header": (header(ROW, 1 << 60), "not a safetensors file"),
     "header beyond its end": (header(ROW, 10_000), "not a safetensors file"),
-    "no json": (header(b"what is this"), "header that is not of safetensors"),
-    "a list": (header(b"[1, 2]"), "header that is not of safetensors"),
-    "no shape": (header({"dtype": "F32", "data_offsets": [0, 8]}), "not of safetensors"),
-    "negative": (header({**ROW, "shape": [-2]}), "not of safetensors"),
-    "fraction": (header({**ROW, "shape": [2.0]}), "not of safetensors"),
-    "backwards": (header({**ROW, "data_offsets": [8, 0]}), "not of safetensors"),
-    "three offsets": (header({**ROW, "data_offsets": [0, 4, 8]}), "not of safetensors"),
-    "nested": (header(b"[" * 200_000), "header that is not of safetensors"),
-    "no torch shape": (header({**ROW, "shape": [0, 1 << 40, 1 << 40]}), "not of safetensors"),
-    "no torch number": (header({**ROW, "shape": [0, 1 << 70]}), "not of safetensors"),
+    "no json": (header(b"what is this"), "no valid safetensors header"),
+    "a list": (header(b"[1, 2]"), "no valid safetensors header"),
+    "no shape": (header({"dtype": "F32", "data_offsets": [0, 8]}), "no valid safetensors header"),
+    "negative": (header({**ROW, "shape": [-2]}), "no valid safetensors header"),
+    "fraction": (header({**ROW, "shape": [2.0]}), "no valid safetensors header"),
+    "backwards": (header({**ROW, "data_offsets": [8, 0]}), "no valid safetensors header"),
+    "three offsets": (header({**ROW, "data_offsets": [0, 4, 8]}), "no valid safetensors header"),
+    "nested": (header(b"[" * 200_000), "no valid safetensors header"),
+    "no torch shape": (
+        header({**ROW, "shape": [0, 1 << 40, 1 << 40]}),
+        "no valid safetensors header",
+    ),
+    "no torch number": (header({**ROW, "shape": [0, 1 << 70]}), "no valid safetensors header"),
     "another size": (header({**ROW, "shape": [3]}), "has 8 bytes for 3 elements of F32"),
     "unknown dtype": (header({**ROW, "dtype": "F4"}), "dtype F4, which this torch does not have"),
     "cut off": (
@@ -540,7 +543,7 @@ class TestSaveFile:
         assert list(tmp_path.iterdir()) == []
 
     def test_bad_metadata(self, tmp_path):
-        with pytest.raises(TypeError, match="metadata must have text for text"):
+        with pytest.raises(TypeError, match="metadata must map str to str"):
             mt.save_file({"a": torch.ones(1)}, tmp_path / "a.safetensors", metadata={"n": 3})
 
 

@@ -71,8 +71,8 @@ def entries_of(path: str | os.PathLike[str]) -> dict[str, Entry]:
     chosen = Path(os.fspath(path))
     if not chosen.exists():
         raise FileNotFoundError(
-            f"{chosen} is not a file or folder of this machine; the name of a model on a hub is "
-            "not one: huggingface_hub.snapshot_download(name) returns its folder"
+            f"{chosen} is not a file or folder of this machine; for the name of a model on a "
+            "hub, huggingface_hub.snapshot_download(name) returns the folder"
         )
     if chosen.is_dir():
         chosen = _file_in(chosen)
@@ -129,7 +129,7 @@ def _read_header(path: Path) -> Iterator[Entry]:
         header = json.loads(text)
         rows = [(name, *_read_row(row)) for name, row in header.items() if name != _METADATA]
     except _NOT_SO as error:
-        raise ValueError(f"{path} has a header that is not of safetensors: {error}") from None
+        raise ValueError(f"{path} has no valid safetensors header: {error}") from None
     used = _check_order(path, rows)
     first = _LENGTH.size + length
     for name, key, shape, begin, end in rows:
@@ -169,7 +169,7 @@ def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
     numbers = [*shape, begin, end]
     are_counts = all(type(number) is int and 0 <= number <= _MOST for number in numbers)
     if not are_counts or begin > end or math.prod(max(n, 1) for n in shape) > _MOST:
-        raise ValueError(f"a tensor with shape {shape} from {begin} to {end}")
+        raise ValueError(f"shape {shape} or data_offsets {[begin, end]} of a tensor")
     return str(row["dtype"]), tuple(shape), begin, end
 
 

@@ -158,7 +158,7 @@ def save_file(
         raise TypeError(f"tensors must be a module or a mapping, got {type(tensors).__name__}")
     texts = {} if metadata is None else dict(metadata)
     if not all(isinstance(text, str) for item in texts.items() for text in item):
-        raise TypeError(f"metadata must have text for text, got {metadata!r}")
+        raise TypeError(f"metadata must map str to str, got {metadata!r}")
     distinct: dict[int, tuple[str, Tensor]] = {}
     for name, value in tensors.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
@@ -293,7 +293,7 @@ def _check_buffers(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         if buffer.is_meta and name not in state:
             raise ValueError(
                 f"load_model(): the buffer {name!r} is on the meta device, and files have only "
-                "persistent ones: make the module with its parameters alone on the meta device, as "
+                "persistent buffers: put only the parameters on the meta device, as "
                 "accelerate.init_empty_weights(include_buffers=False) does"
             )
 

@@ -65,8 +65,8 @@ class _HasComponents(Protocol):
 _WRITTEN = (
     "written while the module was offloaded with read_only=True: {}. The writes are kept: offload "
     "the module without read_only if they are meant",
-    "written in memory that other processes have too: {}. A write in a call is lost, and any other "
-    "one is in all of them",
+    "written in memory that other processes have too: {}. Writes during a call are lost; other "
+    "writes reach all processes",
 )
 _KEPT = "_managedmem_offload"  # the attribute of each module that keeps the handle
 
@@ -454,9 +454,7 @@ class Offload(Handle):
         """
         self._check_offloaded()
         if not self._suspendable:
-            raise RuntimeError(
-                "the memory was not made to be suspended: offload the module with suspendable=True"
-            )
+            raise RuntimeError("the module cannot be suspended: offload it with suspendable=True")
         suspend(self._lanes)
         self._suspended = True
 

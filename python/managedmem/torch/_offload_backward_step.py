@@ -61,7 +61,7 @@ _PARALLEL = (
 )
 _TWICE = (
     "a parameter of shape {} got a gradient twice before optimizer.step(): call step() after each "
-    "backward pass, and checkpoint with use_reentrant=False what is called more than once"
+    "backward pass, and checkpoint modules that are called twice with use_reentrant=False"
 )
 
 

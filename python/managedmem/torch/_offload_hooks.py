@@ -56,8 +56,8 @@ _WRITTEN = (
     "which keeps the write, and offload the module without read_only"
 )
 _WRITTEN_SHARED = (
-    "{!r} was written although it is in memory that other processes have too: a write in a call is "
-    "lost, and any other one is in all of them. Parameters that require gradients when offload() "
+    "{!r} was written although it is in memory that other processes have too: writes during a call "
+    "are lost; other writes reach all processes. Parameters that require gradients when offload() "
     "is called have a copy that can be written"
 )
 _LEFT = (

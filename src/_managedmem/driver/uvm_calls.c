@@ -93,7 +93,7 @@ fail_process(mm_status *st, pid_t process, int error)
         reason =
             "this user may not trace it: be root, or set /proc/sys/kernel/yama/ptrace_scope to 0";
     } else if (error == ENOSYS) {
-        reason = "this kernel has no call for it, which Linux has from 5.6 on";
+        reason = "this needs Linux 5.6 or newer";
     }
     (void)mm_fail(st, MM_TRACE_UNAVAILABLE, "the files of process %ld cannot be shared: %s",
                   (long)process, reason);
@@ -164,7 +164,7 @@ mm_uvm_calls_find(const mm_driver *cu, mm_uvm_calls *calls, mm_status *st)
         || !find_symbol(cu->library, "emu_uvm_close", &calls->close)
         || !find_symbol(cu->library, "emu_uvm_files", &calls->files)) {
         return mm_fail(st, MM_TRACE_UNAVAILABLE,
-                       "the emulated driver %s has no event queues: it is of another version",
+                       "the emulated driver %s has no event queues: it comes from another version",
                        cu->path);
     }
     return 0;

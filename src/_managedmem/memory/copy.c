@@ -137,7 +137,7 @@ explain_fill(mm_driver *cu, CUdeviceptr p, mm_status *st)
     if (!cu->concurrent_access && st->code == CUDA_ERROR_INVALID_VALUE
         && mm_pointer_query(cu, p, &attributes, &ignored) == 0 && attributes.managed) {
         mm_status_add(st,
-                      "A device without concurrent_managed_access fills no managed memory that "
+                      "A device without concurrent_managed_access cannot fill managed memory that "
                       "is attached to the host or to another stream: call attach() of the "
                       "buffer that allocated it.");
     }

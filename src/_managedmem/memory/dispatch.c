@@ -229,7 +229,7 @@ diagnose_batch(mm_driver *cu, mm_operation op, const mm_batch_arrays *arrays, si
     }
     if (several) {
         return mm_fail(st, MM_BAD_VALUE,
-                       "%s or another node of the batch: this system has no such NUMA node",
+                       "this system lacks a NUMA node of the batch: %s or another one",
                        mm_location_text(arrays->location[node], text));
     }
     return mm_range_diagnose(cu, range, arrays->location[node < locations ? node : 0], op, st);
@@ -294,7 +294,8 @@ add_discarded_count(mm_status *st, size_t count)
     if (count == 0) {
         mm_status_add(st, "Nothing was discarded.");
     } else {
-        mm_status_add(st, "%zu range%s discarded before.", count, count == 1 ? " was" : "s were");
+        mm_status_add(st, "%zu range%s been discarded before.", count,
+                      count == 1 ? " had" : "s had");
     }
     return -1;
 }
@@ -363,7 +364,7 @@ mm_dispatch_check(mm_driver *cu, mm_operation op, const mm_dispatch_options *opt
     if (cu->MemDiscardBatchAsync == NULL
         && (op != MM_PREFETCH || options->dispatch == MM_DISPATCH_BATCH)) {
         (void)mm_driver_lacks(cu, texts[op].needed, st);
-        mm_status_add(st, "(managedmem.%s(..., unsupported=\"skip\") passes over what fails)",
+        mm_status_add(st, "(managedmem.%s(..., unsupported=\"skip\") skips what is unsupported)",
                       mm_skipping_function(op));
         return -1;
     }

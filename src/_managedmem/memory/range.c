@@ -136,8 +136,8 @@ check_system_query(mm_driver *cu, const mm_range *range, mm_operation op, mm_sta
 static const char *
 copy_hint(mm_operation op)
 {
-    return op == MM_COPY ? ". managedmem.copy(source, destination) copies it; to fill it, copy "
-                           "filled memory"
+    return op == MM_COPY ? ". managedmem.copy(source, destination) copies such memory; to fill "
+                           "it, copy from filled memory"
                          : "";
 }
 
@@ -233,7 +233,7 @@ explain_access(mm_operation op, CUmemLocation location, mm_status *st)
         st, "Not every device here has concurrent_managed_access, which this operation needs "
             "(WSL, Windows and some Tegra systems lack it).");
     if (function != NULL && !names_node) {
-        mm_status_add(st, "managedmem.%s(..., unsupported=\"skip\") passes over what fails.",
+        mm_status_add(st, "managedmem.%s(..., unsupported=\"skip\") skips what is unsupported.",
                       function);
     }
 }

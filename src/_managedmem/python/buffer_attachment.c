@@ -82,8 +82,8 @@ read_attachment(mm_buffer *b, PyObject *value, PyObject *stream_object, CUmemAtt
     if (*to == CU_MEM_ATTACH_SINGLE && mm_is_legacy_stream(stream->handle)) {
         return MM_ERROR(
             PyExc_ValueError,
-            "attach(\"single\") needs a stream that is not the default one, to which the "
-            "driver attaches nothing: pass stream=managedmem.Stream()");
+            "attach(\"single\") cannot use the default stream, because the driver attaches "
+            "nothing to it: pass stream=managedmem.Stream()");
     }
     return 0;
 }

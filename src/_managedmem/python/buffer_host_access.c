@@ -189,8 +189,8 @@ refuse_unknown(mm_buffer *b)
 
     PyErr_Format(PyExc_BufferError,
                  "the host may not be able to read the memory at %p, which is not managed and "
-                 "not known to the CUDA driver: state that it can, with from_handle(..., "
-                 "is_host_accessible=True), or pass the object that holds it as owner%s",
+                 "not known to the CUDA driver. If it can, pass is_host_accessible=True to "
+                 "from_handle(), or the object that holds the memory as owner%s",
                  (void *)(uintptr_t)b->start,
                  owner ? "; the present owner does not show all of it through the buffer protocol"
                        : "");

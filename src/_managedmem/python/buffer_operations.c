@@ -531,8 +531,8 @@ read_pattern(PyObject *value, size_t size, unsigned char pattern[4], unsigned *w
         PyBuffer_Release(&view);
         if (*width == 0 || *width == 3 || size % *width != 0) {
             PyErr_Format(PyExc_ValueError,
-                         "a pattern has 1, 2 or 4 bytes, a number that divides the buffer's %zu; "
-                         "got %R",
+                         "a pattern has 1, 2 or 4 bytes, and fits the %zu bytes of the buffer a "
+                         "whole number of times; got %R",
                          size, value);
             return -1;
         }

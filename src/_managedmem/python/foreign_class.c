@@ -197,8 +197,8 @@ refuse_options(PyObject *options, const char *const *names, size_t count)
     if (text != NULL) {
         PyErr_Format(
             PyExc_TypeError,
-            "options must be None, a dict or an object with some of these, and a dict with no "
-            "others: %U; got %R",
+            "options must be None, an object with some of these attributes, or a dict with only "
+            "these keys: %U; got %R",
             text, options);
         Py_DECREF(text);
     }

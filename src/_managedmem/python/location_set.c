@@ -92,8 +92,8 @@ raise_not_iterable(mm_state *state, const mm_set_kind *kind, PyObject *owner, Py
                      "%R is one location and not iterable: wrap it in a set, {%R}", value, value);
     } else if (clear_misfit()) { /* not a location either */
         PyErr_Format(PyExc_TypeError,
-                     "an iterable of locations is needed, such as a set, got %R; set() for "
-                     "none",
+                     "an iterable of locations is needed, such as a set, got %R; pass set() for "
+                     "no locations",
                      value);
     }
 }

@@ -47,7 +47,7 @@ read_max_size(mm_state *state, PyObject *options, size_t *max_size)
     }
     if (ipc) {
         PyErr_SetString(state->ipc_error,
-                        "ipc_enabled=True: the pools here are not shared between processes");
+                        "ipc_enabled=True: these pools cannot be shared between processes");
         rc = -1;
     }
     Py_XDECREF(values[MAX_SIZE]);

@@ -280,11 +280,12 @@ slab_fill(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnam
         return NULL;
     }
     if (source.range.size != size) {
-        PyErr_Format(PyExc_ValueError, "%R has %zu bytes, but %zu by its shape and dtype",
+        PyErr_Format(PyExc_ValueError, "%R has %zu bytes, but its shape and dtype need %zu",
                      argv[SOURCE], source.range.size, size);
         rc = -1;
     } else if (!slab->on_host || offset > slab->size || source.range.size > slab->size - offset) {
-        PyErr_Format(PyExc_ValueError, "%zu bytes at %zu do not fit the host memory of %zu bytes",
+        PyErr_Format(PyExc_ValueError,
+                     "%zu bytes at offset %zu do not fit in the host memory of %zu bytes",
                      source.range.size, offset, slab->size);
         rc = -1;
     } else if (source.range.size > 0) {

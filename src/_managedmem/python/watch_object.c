@@ -46,7 +46,7 @@ watch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     if (process < 1 || process > INT32_MAX) {
-        (void)MM_ERROR(PyExc_ValueError, "process must be the number of one, got %lld", process);
+        (void)MM_ERROR(PyExc_ValueError, "process must be a process ID, got %lld", process);
         return NULL;
     }
     if ((pid_t)process == getpid() && (cu = mm_open(state)) == NULL) {

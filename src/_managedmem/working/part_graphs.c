@@ -735,8 +735,8 @@ mm_frames_end_captured(mm_frames *f, mm_part_use use, bool written, bool goes_on
     if (written && f->parts[use.part].access != MM_PART_SCRATCH) {
         f->report.failures++;
         (void)mm_fail(&f->report.error, MM_REFUSED,
-                      "a use in a captured graph ended behind the capture, so that replays do "
-                      "not copy home what it writes: end it before the capture ends");
+                      "a use that began in a graph capture ended after it, so that replays do "
+                      "not copy home what it writes: end the use before the capture ends");
     }
     mm_frames_unlock(f);
 }

@@ -76,8 +76,7 @@ mm_frames_suspend(mm_frames *f, mm_status *st)
     }
     mm_operation_lock_take(&f->turn);
     if (f->slab == NULL || f->slab->mapping.bytes == 0) {
-        rc = mm_fail(st, MM_REFUSED,
-                     "the set was not made to be suspended: make it with suspendable=True");
+        rc = mm_fail(st, MM_REFUSED, "the set cannot be suspended: make it with suspendable=True");
     } else if (!f->is_suspended) { /* is_suspended changes only in the turn */
         rc = suspend_entered(f, st);
     }

@@ -161,8 +161,8 @@ mm_slab_of_file(int device, int file, mm_status *st)
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(file, &facts) < 0
         || facts.st_size <= 0) {
         (void)mm_fail(st, MM_BAD_VALUE,
-                      "file descriptor %d is not memory that can be shared: it must be of "
-                      "memfd_create, have a size, and be sealed with F_SEAL_SHRINK",
+                      "file descriptor %d is not memory that can be shared: it must come from "
+                      "memfd_create, not be empty, and be sealed with F_SEAL_SHRINK",
                       file);
         return NULL;
     }
@@ -199,7 +199,7 @@ mm_slab_lock(mm_driver *cu, mm_slab *slab, mm_status *st)
         (void)mm_fail_call(st, "cuMemHostRegister", (int)code);
         mm_status_add(
             st,
-            "%zu bytes were to be page-locked: a container's limit, or that of ulimit -l, "
+            "%zu bytes cannot be page-locked: the limit of a container, or that of ulimit -l, "
             "may be lower",
             slab->size);
         return -1;

@@ -185,7 +185,8 @@ measure(mm_driver *cu, mm_slab *slab, mm_status *st)
     }
     MM_TRY(cu, MemGetAllocationGranularity, st, &unit, &here, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (slab->size > SIZE_MAX - unit) {
-        return mm_fail(st, MM_NO_MEMORY, "%zu bytes are more than there are", slab->size);
+        return mm_fail(st, MM_NO_MEMORY, "%zu bytes are more than the address space has",
+                       slab->size);
     }
     slab->mapping.unit = unit;
     slab->mapping.bytes = (slab->size + unit - 1) / unit * unit;
@@ -335,7 +336,8 @@ mm_slab_suspend(mm_driver *cu, mm_slab *slab, size_t kept_from, bool keeps, mm_s
     int rc;
 
     if (slab->mapping.bytes == 0) {
-        return mm_fail(st, MM_REFUSED, "the memory was not made to be suspended");
+        return mm_fail(st, MM_REFUSED,
+                       "the memory cannot be suspended: it was made without suspendable=True");
     }
     if (slab->mapping.is_suspended) {
         return 0;
