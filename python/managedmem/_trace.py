@@ -494,7 +494,7 @@ class Trace(TracePart):
             "lost": "{} events were lost, because they came faster than they could be read: the "
             "sums are too small",
             "rejected": "{} records of the source were not understood: the sums are too small",
-            "ambiguous": "{} events may belong to either of two memories that had one address in turn",
+            "ambiguous": "{} events fit two memories that had one address, one after the other",
             "fault_overflows": "the fault buffer of a device overflowed {} times: the sums of "
             "device faults are too small",
             "fatal_faults": "{} accesses of devices were to memory that they cannot use",
