@@ -295,12 +295,16 @@ def wait_for(child, seconds):
     return status if ready else None
 
 
-def run_pytest(tree, log, tests):
+def run_pytest(tree, log, tests, *, sampled=False):
+    """Runs tests; with `sampled`, as their files run them, which take a sample of operations."""
+    alone = all(map(is_one, tests)) and not sampled  # one test may need any operation
+    limits = [SECONDS if is_one(t) and not sampled else FILE_SECONDS for t in tests]
+
     def action():
         import pytest
 
         environment = test_environment(tree)
-        if all(map(is_one, tests)):  # one test may need any operation; files take a sample
+        if alone:
             environment["MANAGEDMEM_SWEEPS"] = "single"
         os.environ.clear()
         os.environ.update(environment)
@@ -308,7 +312,7 @@ def run_pytest(tree, log, tests):
         options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout=0", "-o", "addopts="]
         return pytest.main([*options, *tests])
 
-    return in_child(tree, log, action, sum(SECONDS if is_one(t) else FILE_SECONDS for t in tests))
+    return in_child(tree, log, action, sum(limits))
 
 
 def is_one(killer):
@@ -392,7 +396,7 @@ def work_through(build, jobs):
 # --- the command
 
 
-def show_that_killers_pass(build, killers):
+def show_that_killers_pass(build, killers, *, sampled=False):
     """Each killer must pass on the unchanged sources: a test that fails or is skipped there shows
     nothing."""
     place = Place(build, 0)
@@ -403,7 +407,7 @@ def show_that_killers_pass(build, killers):
     for program in programs:
         if run_killer(place, program, log) != 0:
             raise SystemExit(f"{program} fails on the unchanged sources:\n{log.read_text()}")
-    status = run_pytest(place.tree, log, tests) if tests else 0
+    status = run_pytest(place.tree, log, tests, sampled=sampled) if tests else 0
     text = log.read_text() if tests else ""
     if status is None:
         raise SystemExit(f"a killer hangs on the unchanged sources:\n{text[-4000:]}")
@@ -572,7 +576,7 @@ def main(arguments=None):
         build = Build(Path(folder), killers)
         if options.diff:  # killers are whole files, in which few tests notice anything
             enough, noticed = run(build, mutants, ())
-            show_that_killers_pass(build, sorted(noticed))
+            show_that_killers_pass(build, sorted(noticed), sampled=True)
             return 0 if enough else 1
         show_that_killers_pass(build, killers)
         if options.survey:

@@ -249,6 +249,17 @@ class TestPrefetchHints:
         assert len(names) == 5
 
     @pytest.mark.emulator_only
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize("function", ["cuMemRangeGetAttributes", "cuMemRangeGetAttribute"])
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_query_that_fails_is_an_error(self, alloc, function, after):
+        buffer = alloc(SIZE)
+        store(buffer)
+        buffer[SIZE // 2 :].prefetch(Device(0))
+        emulator.fail(function, after=after)
+        with pytest.raises(managedmem.CUDAError, match=f"{function} failed"):
+            buffer.residency()
+
     def test_of_numa_hosts(self, alloc):
         buffer = alloc(2 * PAGE)
         store(buffer)
