@@ -186,7 +186,7 @@ class TestSumsAreThoseOfArithmetic:
         if marks:
             assert [part.total.turned_back for part in t.slices] == [0] * 7
         moves = sum(e.duration for e in t.events("move"))
-        assert 0 <= t.total.move_time <= moves + 1e-9
+        assert 0 <= t.total.move_time <= moves * 1.001  # NTP slews the clock of events
 
     @pytest.mark.emulator_only
     def test_evictions(self):
