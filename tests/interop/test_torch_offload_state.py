@@ -10,7 +10,7 @@ import pytest
 
 from constants import EMULATED
 from live_memory import live_managed_bytes
-from managedmem import emulator
+from managedmem import CUDAError, emulator
 from offloaded import assert_same_module, layers, nn, same
 from tensors import mt, torch
 
@@ -208,6 +208,22 @@ class TestHandle:
         assert repr(handle) == "<offloaded state of AdamW, removed>"
         assert "step" not in vars(optimizer)
 
+    @pytest.mark.emulator_only
+    def test_can_be_removed_after_a_failure(self, pair):
+        one, optimizer, other, reference = pair
+        handle = offloaded(optimizer)
+        train(one, optimizer, 1)
+        train(other, reference, 1)
+        emulator.fail("cuCtxSynchronize")
+        with pytest.raises(CUDAError):
+            handle.remove()
+        assert mt.OffloadedOptimizer.of(optimizer) is handle
+        train(one, optimizer, 1)
+        train(other, reference, 1)
+        handle.remove()
+        assert mt.OffloadedOptimizer.of(optimizer) is None
+        assert_same_state(optimizer, reference)
+
     def test_removed_state_has_plain_memory(self, pair):
         one, optimizer, *_ = pair
         before = live_managed_bytes()
@@ -269,6 +285,15 @@ class TestRefusals:
     def test_optimizers(self, make, error, text):
         with pytest.raises(error, match=text):
             offloaded(make(model()))
+
+    @pytest.mark.emulator_only
+    @pytest.mark.parametrize(
+        ("device", "place"), [(None, "meta: move"), (0, r"meta, not on Device\(0\): move")]
+    )
+    def test_names_the_places(self, device, place):
+        optimizer = torch.optim.SGD([torch.ones(2, device="meta", requires_grad=True)])
+        with pytest.raises(ValueError, match=f"is on {place}"):
+            mt.offload_optimizer(optimizer, budget=1 << 20, device=device)
 
     @pytest.mark.parametrize("budget", [0, -1, 1.5, "2GB?", None, True])
     def test_budgets(self, pair, budget):

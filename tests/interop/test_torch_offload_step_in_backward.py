@@ -212,6 +212,15 @@ class TestParametersThatAreLeft:
                 assert gradients(pair.model) == []
             assert_same_module(pair.model, pair.twin)
 
+    def test_ones_that_are_frozen_at_first(self, on):
+        pair = Pair(on, layers(COUNT, on=on).requires_grad_(False), optimizer=make)
+        for model, _ in pair.sides:
+            assert not any(parameter.requires_grad for parameter in model.parameters())
+            model[2:].requires_grad_(True)
+        pair.steps(2)
+        assert gradients(pair.model) == []
+        pair.check()
+
     def test_one_outside_of_the_model(self, on):
         place = "cuda:0" if torch.cuda.is_available() else "cpu"
         outer = [torch.ones(WIDTH, device=place, requires_grad=True) for _ in range(2)]
