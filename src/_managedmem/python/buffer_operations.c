@@ -239,8 +239,8 @@ copy_with_hints(const mm_buffer_use *use, CUdeviceptr to, CUdeviceptr from,
                           (mm_transfer){{from, size, from}, hints->from}, &options, st);
 }
 
-/* Queues the copy, and waits for it if the memory of a side is transient. A default stream is that of
- * the device that owns the buffer or, if none does, the other side. */
+/* Queues the copy, and waits for it if the memory of a side is transient. A default stream is that
+ * of the device that owns the buffer or, if none does, the other side. */
 static int
 copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
              const mm_copy_hints *hints, CUstream handle, mm_status *st)
