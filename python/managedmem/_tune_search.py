@@ -436,10 +436,10 @@ class Search:
             )
         raise TuneUnstableError(
             f"the step varies too much to be tuned: over {self.limits.pairs} pairs of unchanged "
-            f"runs of {time_text(usual.median)}, the second of a pair took from "
+            f"runs of {time_text(usual.median)}, one of a pair took from "
             f"{time_text(abs(difference.low))} {'less' if difference.low < 0 else 'more'} to "
             f"{time_text(abs(difference.high))} {'less' if difference.high < 0 else 'more'} than "
-            f"the first ({100 * self.noise:.4g}% of a run; at most "
+            f"the other ({100 * self.noise:.4g}% of a run; at most "
             f"{100 * self.limits.max_noise:.4g}% is allowed by max_noise). A longer step, fixed "
             "seeds and an idle GPU and machine help"
         )

@@ -169,7 +169,7 @@ def _read_row(row: Any) -> tuple[str, tuple[int, ...], int, int]:
     numbers = [*shape, begin, end]
     are_counts = all(type(number) is int and 0 <= number <= _MOST for number in numbers)
     if not are_counts or begin > end or math.prod(max(n, 1) for n in shape) > _MOST:
-        raise ValueError(f"shape {shape} or data_offsets {[begin, end]} of a tensor")
+        raise ValueError(f"bad shape {shape} or data_offsets {[begin, end]} of a tensor")
     return str(row["dtype"]), tuple(shape), begin, end
 
 

@@ -183,8 +183,8 @@ def _target(device: object) -> Target:
 
 
 _NO_DEVICE = (
-    "device must be a CUDA device, such as Device(0) or 'cuda:0', got {}: so also on the "
-    "emulated driver, although its tensors stay on the CPU"
+    "device must be a CUDA device, such as Device(0) or 'cuda:0', got {}: also on the "
+    "emulated driver, whose tensors stay on the CPU"
 )
 
 

@@ -61,7 +61,7 @@ _PARALLEL = (
 )
 _TWICE = (
     "a parameter of shape {} got a gradient twice before optimizer.step(): call step() after each "
-    "backward pass, and checkpoint modules that are called twice with use_reentrant=False"
+    "backward pass, and use_reentrant=False in checkpoints of modules that are called twice"
 )
 
 

@@ -41,6 +41,14 @@ typedef struct {
     mm_allocation_entry entry; /* its place in the list of memories, and its name */
 } mm_memory;
 
+/* True if no query is needed to tell what memory it is: it was allocated here, or is known to be in
+ * a managed allocation. */
+static inline bool
+mm_memory_is_known(const mm_memory *m)
+{
+    return m->owned || atomic_load_explicit(&m->allocation, memory_order_relaxed) != 0;
+}
+
 /* Allocates managed memory on pages of its own: advice, prefetch and discard act on whole
  * pages, and the driver packs small allocations 512 bytes apart. The memory is attached to every
  * device or to the host. 0 bytes have the address 0 and no allocation. */

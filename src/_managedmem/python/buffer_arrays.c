@@ -22,8 +22,7 @@ find_read_operation(mm_buffer *b, mm_operation *out)
     if (b->size > 0 && b->memory->device != MM_ANY_DEVICE) {
         return mm_refuse_device_memory(b, PyExc_ValueError);
     }
-    if (b->size == 0 || b->memory->owned
-        || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
+    if (b->size == 0 || mm_memory_is_known(b->memory)) {
         return 0;
     }
     if (mm_buffer_query(b, &attributes, &cu) < 0) {

@@ -320,8 +320,7 @@ mm_check_copied(mm_buffer *b, PyObject **held)
     int access;
 
     *held = NULL;
-    if (b->size == 0 || b->memory->owned
-        || atomic_load_explicit(&b->memory->allocation, memory_order_relaxed) != 0) {
+    if (b->size == 0 || mm_memory_is_known(b->memory)) {
         return 0;
     }
     if (mm_buffer_query(b, &attributes, &cu) < 0) {

@@ -249,8 +249,7 @@ copy_entered(const mm_buffer_use *use, const other_side *other, bool to_other,
     CUdeviceptr from = to_other ? use->range.start : other->range.start;
     bool own_device = use->memory->device != MM_ANY_DEVICE;
     mm_device_stream stream = {handle, own_device ? use->memory->device : other->device};
-    bool is_known = use->memory->owned
-                    || atomic_load_explicit(&use->memory->allocation, memory_order_relaxed) != 0;
+    bool is_known = mm_memory_is_known(use->memory);
     mm_pointer_attributes attributes, own;
     bool transient;
 
@@ -338,7 +337,7 @@ const char mm_copy_from_doc[] =
     "memory, such as an array of another library, a NumPy array or bytes. It must be\n"
     "C-contiguous, of the same size in bytes and, unless the dtype of the buffer has one byte, in\n"
     "the byte order of this machine (else ValueError). It must not overlap the buffer unless both\n"
-    "are the same range (else ValueError). A copy from system memory, and from an array of\n"
+    "are the same range (else ValueError). A copy from or to system memory, and from an array of\n"
     "numpy(copy=True), is complete when the call returns; other sources must live until the\n"
     "stream has copied. The stream's device needs access to pool memory on either side (else\n"
     "CUDAError). The default stream is that of the device whose pool holds the buffer, or else\n"
@@ -440,7 +439,7 @@ const char mm_copy_to_doc[] =
     "allocates on the same stream. A resource of another library is called as allocate(size,\n"
     "stream=stream); its result is the owner of the new buffer. Any other dst is like src in\n"
     "copy_from(), but writable; options, errors and threads are the same. A copy to page-locked\n"
-    "memory runs at the speed of the link. A copy to system memory, and to an array of\n"
+    "memory runs at the speed of the link. A copy from or to system memory, and to an array of\n"
     "numpy(copy=True), is complete when the call returns; a copy to other memory is complete when\n"
     "the stream has made it. Driver: cuMemcpyAsync.";
 
