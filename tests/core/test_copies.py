@@ -216,6 +216,24 @@ class TestChecks:
         with pytest.raises(TypeError, match=r"dst_location: .* destinations is a single target"):
             managedmem.copy(whole, empty, dst_location=[Host()])
 
+    @pytest.mark.parametrize("options", ["3", "{'any': 1}"])
+    def test_bad_options_are_named(self, monkeypatch, options):
+        """The names live until the message is made: this allocator overwrites what is freed."""
+        monkeypatch.setenv("PYTHONMALLOC", "debug")
+        done = run_python(f"""
+            import managedmem
+            with managedmem.empty(8) as buffer:
+                try:
+                    buffer.copy_from(buffer, options={options})
+                except TypeError as error:
+                    print(error)
+        """)
+        assert done.stdout == (
+            "options must be None, an object with some of these attributes, or a dict with only "
+            "these keys: src_access_order, src_location_hint, dst_location_hint, overlap_mode; "
+            f"got {options}\n"
+        )
+
     def test_options_are_left_as_they_are(self, whole, empty):
         options = collections.defaultdict(lambda: "any", src_access_order="any")
         empty.copy_from(whole, options=options)
